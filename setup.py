@@ -1,0 +1,5 @@
+"""Builds the package. Everything that is plain metadata stands in pyproject.toml."""
+
+from setuptools import setup
+
+setup()
