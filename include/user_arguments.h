@@ -1,11 +1,12 @@
-/* The record that hipBLASLt's grouped kernels read for one GEMM of a group: hipblaslt_ext::UserArguments as we write it.
+/* The record that hipBLASLt's grouped kernels read for one GEMM of a group: hipblaslt_ext::UserArguments as
+ * we write it.
  *
- * The layout was measured on hipBLASLt 7.1.1 (records lie 196 bytes apart, a number that the kernels hard-code); the native
- * shim compares it with the installed header's own struct at compile time. Plain C or C++, nothing included, so that
- * hipRTC, NVRTC, cffi-style parsers and any host compiler take it.
+ * The layout was measured on hipBLASLt 7.1.1 (records lie 196 bytes apart, a number that the kernels
+ * hard-code); the native shim compares it with the installed header's own struct at compile time. Plain C or
+ * C++, nothing included, so that hipRTC, NVRTC, cffi-style parsers and any host compiler take it.
  *
- * Matrices are column-major. The first stride of an operand is its leading dimension, the second its batch stride, both in
- * elements and 32-bit; pointers are 64-bit device addresses.
+ * Matrices are column-major. The first stride of an operand is its leading dimension, the second its batch
+ * stride, both in elements and 32-bit; pointers are 64-bit device addresses.
  */
 #ifndef HGG_USER_ARGUMENTS_H
 #define HGG_USER_ARGUMENTS_H
@@ -66,8 +67,9 @@ typedef struct hgg_user_arguments {
 /* Word (4 bytes) at which a field starts; records are written word by word. */
 #define HGG_WORD(field) ((int)(__builtin_offsetof(hgg_user_arguments, field) / 4))
 
-#define HGG_AT(field, offset) \
-  HGG_STATIC_ASSERT(__builtin_offsetof(hgg_user_arguments, field) == (offset), "record: " #field " is misplaced")
+#define HGG_AT(field, offset)                                                  \
+  HGG_STATIC_ASSERT(__builtin_offsetof(hgg_user_arguments, field) == (offset), \
+                    "record: " #field " is misplaced")
 HGG_STATIC_ASSERT(sizeof(hgg_u32) == 4 && sizeof(hgg_i32) == 4, "32-bit types");
 HGG_STATIC_ASSERT(sizeof(hgg_u64) == 8 && sizeof(hgg_i64) == 8, "64-bit types");
 HGG_STATIC_ASSERT(sizeof(hgg_user_arguments) == HGG_RECORD_BYTES, "the record is 196 bytes");

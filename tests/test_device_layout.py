@@ -54,8 +54,19 @@ def test_offsets_are_those_of_the_documentation(host: HostBuild) -> None:
 def test_headers_are_plain_c(tmp_path: Path) -> None:
     compiler = next(name for name in ("gcc", "clang", "cc") if shutil.which(name))
     source = tmp_path / "plain.c"
-    source.write_text('#include "arguments.h"\nint main(void) { return (int)sizeof(hgg_arguments) != 648; }\n')
-    command = [compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{DEVICE}", f"-I{INCLUDE}", str(source)]
+    source.write_text(
+        '#include "arguments.h"\nint main(void) { return (int)sizeof(hgg_arguments) != 648; }\n'
+    )
+    command = [
+        compiler,
+        "-std=c11",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{DEVICE}",
+        f"-I{INCLUDE}",
+        str(source),
+    ]
     subprocess.run([*command, "-o", str(tmp_path / "plain")], check=True)
     subprocess.run([str(tmp_path / "plain")], check=True)
 

@@ -1,4 +1,7 @@
-"""What the kernels must leave behind, worked out from a case with Python's integers and NumPy: no code is shared with them."""
+"""What the kernels must leave behind, worked out from a case with Python's integers and NumPy.
+
+No code is shared with the kernels.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ def saturate(value: int) -> int:
     return min(max(value, -(2**63)), 2**63 - 1)
 
 
-def scan_batch(values: list[int], extent: int, offsets: bool) -> tuple[list[int], list[int], tuple[int, ...] | None]:
+def scan_batch(
+    values: list[int], extent: int, offsets: bool
+) -> tuple[list[int], list[int], tuple[int, ...] | None]:
     """Starts and ends of all groups, and the first fault as (kind, group, wanted, left)."""
     starts, ends, fault, before = [], [], None, 0
     for group, given in enumerate(values):
@@ -72,7 +77,9 @@ def scan(case: Case, arena: np.ndarray) -> Scan:
     return Scan(starts, ends, cover, fault)
 
 
-def addresses(op: Operand | None, otherwise: Any, first: np.ndarray, group: np.ndarray, batch: np.ndarray) -> Any:
+def addresses(
+    op: Operand | None, otherwise: Any, first: np.ndarray, group: np.ndarray, batch: np.ndarray
+) -> Any:
     if op is None:
         return otherwise
     terms = zip((first, group, batch), (op.row_stride, op.group_stride, op.batch_stride), strict=True)
@@ -183,10 +190,14 @@ def describe(case: Case, offset: int) -> str:
         place = getattr(case, name)
         if place is None or 0 in place.shape:
             continue
-        extent = sum((n - 1) * s for n, s in zip(place.shape, place.strides, strict=True)) + place.dtype.itemsize
+        extent = (
+            sum((n - 1) * s for n, s in zip(place.shape, place.strides, strict=True)) + place.dtype.itemsize
+        )
         if place.offset <= offset < place.offset + extent:
             at = offset - place.offset
             fields = place.dtype.fields or {}
-            inside = [f for f, (t, o, *_) in fields.items() if o <= at % place.dtype.itemsize < o + t.itemsize]
+            inside = [
+                f for f, (t, o, *_) in fields.items() if o <= at % place.dtype.itemsize < o + t.itemsize
+            ]
             return f"{name}[{at // place.dtype.itemsize}]{'.' + inside[0] if inside else ''} (byte {at})"
     return "a byte that belongs to nothing"
