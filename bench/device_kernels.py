@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from device_host import layout as L  # noqa: E402
+from device_host.build import DEVICE  # noqa: E402
 from device_host.check import Drawn, differences, draw, launches  # noqa: E402
 from device_host.gpu import CudaBuild, inlined  # noqa: E402
 
@@ -225,7 +226,8 @@ def show(rows: list[Row]) -> None:
 
 def time_all(gpu: CudaBuild, sweep: bool) -> list[Row]:
     timer = Timer(gpu)
-    nothing = CudaBuild(source=inlined() + EMPTY, names=("empty_kernel", "empty_with_arguments"))
+    source = inlined(DEVICE / "arguments.h") + EMPTY
+    nothing = CudaBuild(source=source, names=("empty_kernel", "empty_with_arguments"))
     empty_launch = partial(nothing.launch, "empty_kernel", None, 1, 32)
     empty = timer(empty_launch)
     a = np.zeros(1, L.ARGUMENTS)

@@ -167,9 +167,7 @@ typedef struct hgg_arguments {
   hgg_user_arguments record;
 } hgg_arguments;
 
-#define HGG_AT(field, offset)                                             \
-  HGG_STATIC_ASSERT(__builtin_offsetof(hgg_arguments, field) == (offset), \
-                    "arguments: " #field " is misplaced")
+#define HGG_AT(field, offset) HGG_ASSERT_OFFSET(hgg_arguments, field, offset)
 HGG_AT(sizes, 0);
 HGG_AT(sizes_stride, 8);
 HGG_AT(sizes_batch_stride, 16);

@@ -294,12 +294,13 @@ HGG_FUNCTION void write_empty_cover(const hgg_arguments& a, int t) {
 // Sticky: an earlier launch's fault stays until the host has seen and cleared it.
 HGG_FUNCTION void keep_fault(const hgg_arguments& a, hgg_i32 kind, hgg_u32 batch, hgg_u32 group,
                              hgg_i64 wanted, hgg_i64 left) {
-  if (read<hgg_i32>(a.fault + __builtin_offsetof(hgg_fault, kind)) != HGG_FAULT_NONE) return;
-  write<hgg_i32>(a.fault + __builtin_offsetof(hgg_fault, kind), kind);
-  write<hgg_i32>(a.fault + __builtin_offsetof(hgg_fault, batch), (hgg_i32)batch);
-  write<hgg_i64>(a.fault + __builtin_offsetof(hgg_fault, group), group);
-  write<hgg_i64>(a.fault + __builtin_offsetof(hgg_fault, wanted), wanted);
-  write<hgg_i64>(a.fault + __builtin_offsetof(hgg_fault, left), left);
+  const hgg_fault* fault = (const hgg_fault*)a.fault;
+  if (read<hgg_i32>((hgg_u64)&fault->kind) != HGG_FAULT_NONE) return;
+  write<hgg_i32>((hgg_u64)&fault->kind, kind);
+  write<hgg_i32>((hgg_u64)&fault->batch, (hgg_i32)batch);
+  write<hgg_i64>((hgg_u64)&fault->group, group);
+  write<hgg_i64>((hgg_u64)&fault->wanted, wanted);
+  write<hgg_i64>((hgg_u64)&fault->left, left);
 }
 
 HGG_FUNCTION void open_scan(const hgg_arguments& a, ScanShared& shared, int t) {
