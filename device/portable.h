@@ -3,10 +3,11 @@
 //
 // Kernels are written as phases. HGG_PHASE(t) { ... } runs its body once for every thread t of the block and
 // ends in a barrier: on a GPU each thread runs the body once, on the host one thread runs it for all t in
-// turn, in an order that the caller picks, so that a missing barrier shows up as a wrong result. Nothing but
-// shared memory and values that are the same in all threads lives from one phase to the next, and no
-// warp-wide operation is used: the code does not depend on the wave's width, and the host runs exactly the
-// functions that the GPUs run.
+// turn, in an order that the caller picks, so that a missing barrier shows up as a wrong result. HGG_STEP(t)
+// is the same without the barrier. From one phase to the next live only shared memory, values that are the
+// same in all threads, and what HGG_PRIVATE declares: a value for each thread, in registers on a GPU, of which
+// thread t has HGG_OWN(name, t). So the host runs exactly the functions that the GPUs run. The one warp-wide
+// operation, scan_warp (scan.h), stands between steps and has a host version that goes warp by warp.
 #ifndef HGG_PORTABLE_H
 #define HGG_PORTABLE_H
 
@@ -40,7 +41,13 @@
 #define HGG_ROLLED
 typedef hgg_u32 hgg_vector __attribute__((vector_size(16), may_alias));
 
+#ifndef HGG_HOST_WARP
+#define HGG_HOST_WARP 32
+#endif
+
 namespace hgg {
+constexpr int kWarp = HGG_HOST_WARP;
+
 // The block that runs now, and the order in which its threads are emulated: 0 forward, 1 backward, 2
 // scattered.
 struct Machine {
@@ -64,6 +71,9 @@ HGG_FUNCTION void atomic_or(hgg_u32* at, hgg_u32 value) { *at |= value; }
 
 #define HGG_PHASE(t) \
   for (int t##_step = 0, t = 0; t##_step < HGG_THREADS && ((t = hgg::thread_of(t##_step)), true); ++t##_step)
+#define HGG_STEP(t) HGG_PHASE(t)
+#define HGG_COPIES HGG_THREADS
+#define HGG_OWN(name, t) name[t]
 
 #else  // a GPU
 
@@ -97,6 +107,26 @@ typedef hgg_u32 hgg_vector __attribute__((ext_vector_type(4), may_alias));
 #define HGG_ROLLED _Pragma("unroll 1")
 
 namespace hgg {
+#if defined(HGG_HIP) && defined(__GFX9__)
+constexpr int kWarp = 64;
+#else
+constexpr int kWarp = 32;
+#endif
+
+// The value `up` lanes below in the same warp; its own where there is none.
+HGG_FUNCTION hgg_u32 shuffle_up(hgg_u32 value, int lane, int up) {
+#if defined(HGG_CUDA)
+  (void)lane;
+  return __shfl_up_sync(0xffffffffu, value, up);
+#else
+  return (hgg_u32)__builtin_amdgcn_ds_bpermute(4 * (lane < up ? lane : lane - up), (int)value);
+#endif
+}
+HGG_FUNCTION hgg_u64 shuffle_up(hgg_u64 value, int lane, int up) {
+  const hgg_u32 low = shuffle_up((hgg_u32)value, lane, up), high = shuffle_up((hgg_u32)(value >> 32), lane, up);
+  return (hgg_u64)high << 32 | low;
+}
+
 #if defined(HGG_HIP) && !defined(HGG_HIP_HEADERS)
 HGG_FUNCTION int thread_index() { return (int)__builtin_amdgcn_workitem_id_x(); }
 HGG_FUNCTION hgg_u32 block_index() { return __builtin_amdgcn_workgroup_id_x(); }
@@ -123,8 +153,13 @@ HGG_FUNCTION void atomic_or(hgg_u32* at, hgg_u32 value) { atomicOr(at, value); }
 }  // namespace hgg
 
 #define HGG_PHASE(t) for (int t = hgg::thread_index(), t##_once = 1; t##_once; t##_once = 0, hgg::barrier())
+#define HGG_STEP(t) for (int t = hgg::thread_index(), t##_once = 1; t##_once; t##_once = 0)
+#define HGG_COPIES 1
+#define HGG_OWN(name, t) name[0]
 
 #endif  // host or GPU
+
+#define HGG_PRIVATE(Type, name) Type name[HGG_COPIES]
 
 namespace hgg {
 

@@ -17,11 +17,10 @@
 namespace hgg {
 
 constexpr int kThreads = HGG_THREADS;
-constexpr int kItems = HGG_ITEMS;            // groups a thread may own in one window
-constexpr int kWindow = kThreads * kItems;  // groups in one window
-constexpr int kFan = 16;                    // partial sums that one thread adds up
-constexpr int kSegments = kThreads / kFan;
-static_assert(kThreads % kFan == 0 && (kSegments & (kSegments - 1)) == 0, "segments must be a power of two");
+constexpr int kItems = HGG_ITEMS;           // groups a thread may own in one window
+constexpr int kWindow = kThreads * kItems;  // places in one window
+constexpr int kWarps = kThreads / kWarp;
+static_assert(kThreads % kWarp == 0, "whole warps");
 
 // A value in flight carries two marks: the first group of its batch, and a size or offset that is wrong by
 // itself.
@@ -33,23 +32,26 @@ constexpr hgg_i64 kMost = 0x7fffffffffffffffll;
 constexpr hgg_i64 kLeast = -kMost - 1;
 
 struct ScanShared {
-  hgg_u64 value[kWindow + kWindow / 8];  // limited sizes, then inclusive prefixes; read through slot()
-  hgg_u64 part[kThreads + kSegments];    // read through part_slot()
-  hgg_u64 segment[kSegments];
-  hgg_u64 carry[2];  // last prefix of the window before; two, so that no window overwrites what another still
-                     // reads
-  hgg_i64 offset;    // group_offset, clamped
-  hgg_i64 wanted;    // of the fault
+  hgg_u64 value[kWindow + kWindow / 8];  // inclusive prefixes; read through slot()
+  hgg_u64 total[kWarps];                 // of each warp
+  hgg_u64 carry[2];    // last prefix of the window before; two, so that none is overwritten while it is read
+  hgg_i64 offset;      // group_offset, clamped
+  hgg_i64 wanted;      // of the fault
   hgg_i64 left;
   hgg_u32 fault;  // flat index of the first fault
   hgg_i32 kind;
   hgg_i32 bad_offset;  // group_offset was out of range
 };
 
-// Eight groups a thread are eight neighbouring values; the gaps keep the threads of a warp on different
-// banks.
+// What a thread has of a window: neighbouring places.
+struct Mine {
+  hgg_u64 item[kItems];  // limited size or offset, with its marks
+  hgg_u64 sum;           // the prefix over them; after scan_warp over all up to them in the warp
+  hgg_u64 before;        // the prefix over all before them in the warp
+};
+
+// Neighbouring values of a thread lie side by side; the gaps keep the threads of a warp on different banks.
 HGG_FUNCTION int slot(int i) { return i + (i >> 3); }
-HGG_FUNCTION int part_slot(int t) { return t + t / kFan; }
 
 HGG_FUNCTION hgg_u32 group_places(const hgg_arguments& a) {
   return (hgg_u32)a.batch_count * (hgg_u32)a.group_total;
@@ -127,6 +129,8 @@ HGG_FUNCTION hgg_i64 read_integer(hgg_u64 address, hgg_i32 type) {
 
 // --- the steps of a window, one phase each
 
+HGG_FUNCTION int items_of(const Window& window) { return ceiling(window.count, kThreads); }
+
 // [0, R + 1] for a size, [0, R] for an offset; marked when it is wrong whatever stands before it.
 HGG_FUNCTION hgg_u64 limited(hgg_u64 raw, hgg_u64 sign, hgg_u64 extent, bool offsets) {
   if (raw & sign) return kWrong;
@@ -134,57 +138,38 @@ HGG_FUNCTION hgg_u64 limited(hgg_u64 raw, hgg_u64 sign, hgg_u64 extent, bool off
   return offsets ? extent | kWrong : extent + 1;
 }
 
-struct LoadWindow {
+// Reads a thread's places, one load each, so that they are in flight together.
+struct ReadItems {
   const hgg_arguments* a;
-  ScanShared* shared;
   Window window;
+  Mine* own;
   int t;
-
-  HGG_MEMBER void keep(int i, hgg_u64 value) const {
-    shared->value[slot(i)] = value | (is_head(*a, window.first + i) ? kHead : 0);
-  }
 
   template <class Word>
   HGG_MEMBER void visit() const {
-    const hgg_u64 extent = (hgg_u64)a->ragged_extent, sign = sign_bit<Word>(a->sizes_type);
-    const bool offsets = a->sizes_kind == HGG_SIZES_OFFSETS;
     const hgg_u64 stride = (hgg_u64)a->sizes_stride;
-    const int real = window.real(*a);
+    const int items = items_of(window), first = t * items, real = minimum(window.real(*a), first + items);
     const bool flat = a->batch_count == 1 || a->sizes_batch_stride == a->sizes_stride * a->group_total;
     if (flat && is_aligned<Word>(a->sizes | stride)) {
-      // All loads first: they are in flight together.
-      Word raw[kItems];
+      const hgg_u64 address = a->sizes + (hgg_u64)(window.first + first) * stride;
       HGG_UNROLL
       for (int k = 0; k < kItems; ++k) {
-        const int i = t + k * kThreads;
-        if (i < real) raw[k] = read<Word>(a->sizes + (hgg_u64)(window.first + i) * stride);
-      }
-      HGG_UNROLL
-      for (int k = 0; k < kItems; ++k) {
-        const int i = t + k * kThreads;
-        if (i < real) keep(i, limited(raw[k], sign, extent, offsets));
+        if (first + k >= real) break;
+        own->item[k] = read<Word>(address + k * stride);
       }
       return;
     }
-    HGG_ROLLED
-    for (int i = t; i < real; i += kThreads) {
-      const hgg_u64 address = size_address(*a, window.first + i);
-      keep(i, limited(load<Word>(address, is_aligned<Word>(address)), sign, extent, offsets));
+    HGG_UNROLL
+    for (int k = 0; k < kItems; ++k) {
+      if (first + k >= real) break;
+      const hgg_u64 address = size_address(*a, window.first + first + k);
+      own->item[k] = load<Word>(address, is_aligned<Word>(address));
     }
   }
 };
 
-HGG_FUNCTION void load_window(const hgg_arguments& a, ScanShared& shared, const Window& window, int t) {
-  const LoadWindow loader{&a, &shared, window, t};
-  HGG_ROLLED
-  for (int i = window.real(a) + t; i < window.count; i += kThreads) shared.value[slot(i)] = kHead;
-  if (a.sizes_kind != HGG_SIZES_NONE) {
-    with_width_of(a.sizes_type, loader);
-    return;
-  }
-  HGG_ROLLED
-  for (int i = t; i < window.real(a); i += kThreads)
-    loader.keep(i, is_head(a, window.first + i) ? (hgg_u64)a.ragged_extent : 0);
+HGG_FUNCTION void read_items(const hgg_arguments& a, const Window& window, Mine& own, int t) {
+  if (a.sizes_kind != HGG_SIZES_NONE) with_width_of(a.sizes_type, ReadItems{&a, window, &own, t});
 }
 
 // The prefix over two neighbours; a head forgets what came before it. 0 is the identity.
@@ -195,58 +180,80 @@ HGG_FUNCTION hgg_u64 combine(hgg_u64 before, hgg_u64 after) {
   return before + after;
 }
 
-// A tree, since a chain of 64-bit additions and selections is what would take the time here.
-template <bool Offsets, int Count>
-HGG_FUNCTION hgg_u64 combine_all(hgg_u64 (&x)[Count]) {
-  HGG_UNROLL
-  for (int width = 1; width < Count; width *= 2) {
-    HGG_UNROLL
-    for (int i = 0; i + width < Count; i += 2 * width) x[i] = combine<Offsets>(x[i], x[i + width]);
-  }
-  return x[0];
-}
-
-HGG_FUNCTION int items_of(const Window& window) { return ceiling(window.count, kThreads); }
-
+// Limits what was read, marks it, and takes the prefix over the thread's places.
 template <bool Offsets>
-HGG_FUNCTION void sum_items(ScanShared& shared, const Window& window, int t) {
-  const int items = items_of(window);
+HGG_FUNCTION void limit_items(const hgg_arguments& a, const Window& window, Mine& own, int t) {
+  const int items = items_of(window), first = t * items, real = window.real(a);
+  const hgg_u64 extent = (hgg_u64)a.ragged_extent;
+  const hgg_u64 sign = a.sizes_type < HGG_U8 ? 0x80ull << (8 * ((1 << (a.sizes_type & 3)) - 1)) : 0;
   hgg_u64 sum = 0;
-  for (int i = t * items; i < minimum((t + 1) * items, window.count); ++i)
-    sum = combine<Offsets>(sum, shared.value[slot(i)] & ~kWrong);
-  shared.part[part_slot(t)] = sum;
+  HGG_UNROLL
+  for (int k = 0; k < kItems; ++k) {
+    if (k >= items || first + k >= window.count) break;
+    hgg_u64 value = 0;
+    const bool head = first + k >= real || is_head(a, window.first + first + k);
+    if (first + k < real)
+      value = a.sizes_kind != HGG_SIZES_NONE ? limited(own.item[k], sign, extent, Offsets) : head ? extent : 0;
+    own.item[k] = value | (head ? kHead : 0);
+    sum = combine<Offsets>(sum, own.item[k] & ~kWrong);
+  }
+  own.sum = sum;
 }
 
+// Turns each thread's sum into the prefix up to it in its warp, and gives it the prefix before it.
 template <bool Offsets>
-HGG_FUNCTION void sum_segments(ScanShared& shared, int t) {
-  if (t >= kSegments) return;
-  hgg_u64 x[kFan];
+HGG_FUNCTION void scan_warp(HGG_PRIVATE(Mine, (&mine))) {
+#if defined(HGG_HOST)
+  for (int t = 0; t < kThreads; ++t) {
+    mine[t].before = t % kWarp ? mine[t - 1].sum : 0;
+    mine[t].sum = combine<Offsets>(mine[t].before, mine[t].sum);
+  }
+#else
+  const int lane = thread_index() % kWarp;
+  hgg_u64 sum = mine[0].sum;
   HGG_UNROLL
-  for (int i = 0; i < kFan; ++i) x[i] = shared.part[part_slot(t * kFan + i)];
-  shared.segment[t] = combine_all<Offsets>(x);
+  for (int up = 1; up < kWarp; up *= 2) {
+    const hgg_u64 below = shuffle_up(sum, lane, up);
+    if (lane >= up) sum = combine<Offsets>(below, sum);
+  }
+  const hgg_u64 before = shuffle_up(sum, lane, 1);
+  mine[0].before = lane ? before : 0;
+  mine[0].sum = sum;
+#endif
 }
 
-// Replaces the limited sizes by inclusive prefixes and finds faults.
+HGG_FUNCTION void publish_total(hgg_u64 (&total)[kWarps], const Mine& own, int t) {
+  if (t % kWarp == kWarp - 1) total[t / kWarp] = own.sum;
+}
+
+// The prefix over all places of the window before thread t's, once the totals are there.
 template <bool Offsets>
-HGG_FUNCTION void walk_items(const hgg_arguments& a, ScanShared& shared, const Window& window, int t) {
-  const int items = items_of(window);
-  if (t * items >= window.count) return;
-  hgg_u64 x[kSegments], y[kFan];
+HGG_FUNCTION hgg_u64 prefix_before(const hgg_u64 (&total)[kWarps], const Mine& own, int t) {
+  hgg_u64 prefix = 0;
   HGG_UNROLL
-  for (int i = 0; i < kSegments; ++i) x[i] = i < t / kFan ? shared.segment[i] : 0;
-  HGG_UNROLL
-  for (int i = 0; i < kFan; ++i) y[i] = i < t % kFan ? shared.part[part_slot(t - t % kFan + i)] : 0;
-  hgg_u64 prefix = combine<Offsets>(combine_all<Offsets>(x), combine_all<Offsets>(y));
+  for (int w = 0; w < kWarps; ++w) prefix = combine<Offsets>(prefix, w < t / kWarp ? total[w] : 0);
+  return combine<Offsets>(prefix, own.before);
+}
+
+// Writes the inclusive prefixes to shared memory and finds faults.
+template <bool Offsets>
+HGG_FUNCTION void walk_items(const hgg_arguments& a, ScanShared& shared, const Window& window, const Mine& own,
+                             int t) {
+  const int items = items_of(window), first = t * items;
+  if (first >= window.count) return;
+  hgg_u64 prefix = prefix_before<Offsets>(shared.total, own, t);
   // The very first group of all is a head, so the carry of the first window is never looked at.
   if (window.first != 0) prefix = combine<Offsets>(shared.carry[window.parity] & kValue, prefix);
   prefix &= kValue;
   const hgg_u64 extent = (hgg_u64)a.ragged_extent;
-  for (int i = t * items; i < minimum((t + 1) * items, window.count); ++i) {
-    const hgg_u64 own = shared.value[slot(i)];
-    const hgg_u64 before = own & kHead ? 0 : prefix;
-    prefix = Offsets ? maximum(before, own & kValue) : before + (own & kValue);
-    const bool wrong = Offsets ? (own & kValue) < before : prefix > extent && before <= extent;
-    if (wrong || (own & kWrong)) atomic_min(&shared.fault, window.first + i);
+  HGG_UNROLL
+  for (int k = 0; k < kItems; ++k) {
+    const int i = first + k;
+    if (k >= items || i >= window.count) break;
+    const hgg_u64 item = own.item[k], before = item & kHead ? 0 : prefix;
+    prefix = Offsets ? maximum(before, item & kValue) : before + (item & kValue);
+    const bool wrong = Offsets ? (item & kValue) < before : prefix > extent && before <= extent;
+    if (wrong || (item & kWrong)) atomic_min(&shared.fault, window.first + i);
     shared.value[slot(i)] = prefix;
     if (i == window.count - 1) shared.carry[1 - window.parity] = prefix;
   }
@@ -354,8 +361,8 @@ HGG_FUNCTION void report_fault(const hgg_arguments& a, const ScanShared& shared)
   keep_fault(a, shared.kind, batch, group_of(a, shared.fault, batch), shared.wanted, shared.left);
 }
 
-// Walks [from, to) of the flat list; `from` starts a batch. consumer.window(window) runs phases of its own
-// after each window. Then the fault, if there is one, is written down, once over all blocks: by the block
+// Walks [from, to) of the flat list; `from` starts a batch. consumer.prepare(t) is called once at the start, and
+// consumer.window(window, mine) runs phases of its own after each window. Then the fault, if there is one, is written down, once over all blocks: by the block
 // that has it in its share, if no batch before `from` has one. That is looked up only now, in a second walk,
 // since faults are rare.
 template <class Consumer>
@@ -363,26 +370,28 @@ HGG_FUNCTION void scan(const hgg_arguments& a, ScanShared& shared, hgg_u32 from,
                        const Share& share, Consumer& consumer) {
   const bool offsets = a.sizes_kind == HGG_SIZES_OFFSETS;
   Window window{from, 0, 0};
+  HGG_PRIVATE(Mine, mine);
   bool opening = true, checking = false;
   HGG_ROLLED
   for (;;) {
     window.count = (int)minimum(to - window.first, (hgg_u32)kWindow);
-    HGG_PHASE(t) {
-      if (opening) open_scan(a, shared, t);
-      load_window(a, shared, window, t);
+    HGG_STEP(t) {
+      Mine& own = HGG_OWN(mine, t);
+      read_items(a, window, own, t);
+      if (opening) {  // while the loads are under way
+        open_scan(a, shared, t);
+        consumer.prepare(t);
+      }
+      if (offsets) limit_items<true>(a, window, own, t);
+      else limit_items<false>(a, window, own, t);
     }
     opening = false;
+    if (offsets) scan_warp<true>(mine);
+    else scan_warp<false>(mine);
+    HGG_PHASE(t) { publish_total(shared.total, HGG_OWN(mine, t), t); }
     HGG_PHASE(t) {
-      if (offsets) sum_items<true>(shared, window, t);
-      else sum_items<false>(shared, window, t);
-    }
-    HGG_PHASE(t) {
-      if (offsets) sum_segments<true>(shared, t);
-      else sum_segments<false>(shared, t);
-    }
-    HGG_PHASE(t) {
-      if (offsets) walk_items<true>(a, shared, window, t);
-      else walk_items<false>(a, shared, window, t);
+      if (offsets) walk_items<true>(a, shared, window, HGG_OWN(mine, t), t);
+      else walk_items<false>(a, shared, window, HGG_OWN(mine, t), t);
     }
     const hgg_u32 fault = shared.fault;
     if (window.holds(fault)) {
@@ -391,7 +400,7 @@ HGG_FUNCTION void scan(const hgg_arguments& a, ScanShared& shared, hgg_u32 from,
         if (t == 0) describe_fault(a, shared, window);
       }
     }
-    if (!checking) consumer.window(window);
+    if (!checking) consumer.window(window, mine);
     window.first += window.count;
     window.parity ^= 1;
     if (window.first < to) continue;

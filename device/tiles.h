@@ -8,9 +8,8 @@ namespace hgg {
 
 struct TileShared {
   ScanShared scan;
+  hgg_u64 total[kWarps];                    // tiles of each warp
   hgg_u32 tile_end[kWindow + kWindow / 8];  // inclusive prefix of tiles in the window, read through slot()
-  hgg_u32 part[kThreads + kSegments];
-  hgg_u32 segment[kSegments];
 };
 
 // Every block walks all groups, since where a group's tiles go depends on all groups before it, and then
@@ -38,35 +37,25 @@ struct TileWriter {
     return (hgg_u32)ceiling(r.end - r.start, (hgg_i64)a->block_rows);
   }
 
-  HGG_MEMBER void sum_tiles(const Window& window, int t) const {
-    const int items = items_of(window);
-    hgg_u32 sum = 0;
-    for (int i = t * items; i < minimum((t + 1) * items, window.count); ++i) {
-      const hgg_u32 tiles = tiles_of(window, i);
-      shared->tile_end[slot(i)] = tiles;
-      sum += tiles;
+  HGG_MEMBER void sum_tiles(const Window& window, Mine& own, int t) const {
+    const int items = items_of(window), first = t * items;
+    own.sum = 0;
+    HGG_UNROLL
+    for (int k = 0; k < kItems; ++k) {
+      if (k >= items || first + k >= window.count) break;
+      own.item[k] = tiles_of(window, first + k);
+      own.sum += own.item[k];
     }
-    shared->part[part_slot(t)] = sum;
   }
 
-  HGG_MEMBER void sum_tile_segments(int t) const {
-    if (t >= kSegments) return;
-    hgg_u32 sum = 0;
+  HGG_MEMBER void walk_tiles(const Window& window, const Mine& own, int t) const {
+    const int items = items_of(window), first = t * items;
+    hgg_u64 prefix = prefix_before<false>(shared->total, own, t);
     HGG_UNROLL
-    for (int i = 0; i < kFan; ++i) sum += shared->part[part_slot(t * kFan + i)];
-    shared->segment[t] = sum;
-  }
-
-  HGG_MEMBER void walk_tiles(const Window& window, int t) const {
-    const int items = items_of(window);
-    hgg_u32 prefix = 0;
-    HGG_UNROLL
-    for (int i = 0; i < kSegments; ++i) prefix += i < t / kFan ? shared->segment[i] : 0;
-    HGG_UNROLL
-    for (int i = 0; i < kFan; ++i) prefix += i < t % kFan ? shared->part[part_slot(t - t % kFan + i)] : 0;
-    for (int i = t * items; i < minimum((t + 1) * items, window.count); ++i) {
-      prefix += shared->tile_end[slot(i)];
-      shared->tile_end[slot(i)] = prefix;
+    for (int k = 0; k < kItems; ++k) {
+      if (k >= items || first + k >= window.count) break;
+      prefix += own.item[k];
+      shared->tile_end[slot(first + k)] = (hgg_u32)prefix;
     }
   }
 
@@ -104,17 +93,20 @@ struct TileWriter {
     if ((hgg_i64)at < a->tile_capacity) write<hgg_vector>(a->tiles + sizeof(hgg_tile) * at, entry.vector);
   }
 
-  HGG_MEMBER void window(const Window& window) {
+  HGG_MEMBER void prepare(int) const {}
+
+  HGG_MEMBER void window(const Window& window, HGG_PRIVATE(Mine, (&mine))) {
     if (!a->tiles) {
       HGG_PHASE(t) { write_share(window, t); }
       return;
     }
-    HGG_PHASE(t) {
+    HGG_STEP(t) {
       write_share(window, t);
-      sum_tiles(window, t);
+      sum_tiles(window, HGG_OWN(mine, t), t);
     }
-    HGG_PHASE(t) { sum_tile_segments(t); }
-    HGG_PHASE(t) { walk_tiles(window, t); }
+    scan_warp<false>(mine);
+    HGG_PHASE(t) { publish_total(shared->total, HGG_OWN(mine, t), t); }
+    HGG_PHASE(t) { walk_tiles(window, HGG_OWN(mine, t), t); }
     const hgg_u32 tiles = window.count ? shared->tile_end[slot(window.count - 1)] : 0;
     HGG_PHASE(t) {
       for (hgg_u32 tile = block_index() * kThreads + t; tile < tiles; tile += grid_size() * kThreads)
