@@ -23,6 +23,35 @@ HGG_FUNCTION float float_of(hgg_u32 bits) {
   return x.f;
 }
 
+// Arithmetic that keeps subnormal numbers. On CUDA that is spelled out, since CuPy compiles everything with
+// -ftz=true; on HIP it is the compilers' default and must stay so (no -fgpu-flush-denormals-to-zero).
+#if defined(HGG_CUDA)
+HGG_FUNCTION float multiply(float a, float b) {
+  float product;
+  asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
+  return product;
+}
+HGG_FUNCTION float to_float(double value) {
+  float narrow;
+  asm("cvt.rn.f32.f64 %0, %1;" : "=f"(narrow) : "d"(value));
+  return narrow;
+}
+HGG_FUNCTION double to_double(float value) {
+  double wide;
+  asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(value));
+  return wide;
+}
+#else
+HGG_FUNCTION float multiply(float a, float b) { return a * b; }
+HGG_FUNCTION float to_float(double value) { return (float)value; }
+HGG_FUNCTION double to_double(float value) { return (double)value; }
+#endif
+HGG_FUNCTION double multiply(double a, double b) { return a * b; }
+HGG_FUNCTION void convert(float value, float& to) { to = value; }
+HGG_FUNCTION void convert(double value, float& to) { to = to_float(value); }
+HGG_FUNCTION void convert(float value, double& to) { to = to_double(value); }
+HGG_FUNCTION void convert(double value, double& to) { to = value; }
+
 // Each type: Storage as in memory, Real to compute in, both ways of conversion; rounding is once, to nearest
 // even.
 struct BFloat16 {
@@ -87,12 +116,14 @@ HGG_FUNCTION typename Type::Real read_element(hgg_u64 address, bool aligned) {
 // An element of any type, in the arithmetic of another.
 template <class Real>
 HGG_FUNCTION Real read_any(hgg_i32 type, hgg_u64 address, bool aligned) {
+  Real value;
   switch (type) {
-    case HGG_BF16: return (Real)read_element<BFloat16>(address, aligned);
-    case HGG_F16: return (Real)read_element<Float16>(address, aligned);
-    case HGG_F32: return (Real)read_element<Float32>(address, aligned);
-    default: return (Real)read_element<Float64>(address, aligned);
+    case HGG_BF16: convert(read_element<BFloat16>(address, aligned), value); break;
+    case HGG_F16: convert(read_element<Float16>(address, aligned), value); break;
+    case HGG_F32: convert(read_element<Float32>(address, aligned), value); break;
+    default: convert(read_element<Float64>(address, aligned), value); break;
   }
+  return value;
 }
 
 }  // namespace hgg

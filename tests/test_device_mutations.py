@@ -21,13 +21,14 @@ MUTATIONS = {
     "sizes summed in 32 bits": ("scan.h", "return before + after;", "return before + (hgg_u32)after;"),
     "batches run on": ("scan.h", "if (after & kHead) return after;", ""),
     "no carry": ("scan.h", "if (window.first != 0) prefix =", "if (window.first == 1) prefix ="),
+    "totals of too many warps": ("scan.h", "w < t / kWarp ? total[w]", "w <= t / kWarp ? total[w]"),
     "lower batches not asked for faults": ("scan.h", "if (from == 0) break;", "if (true) break;"),
     "fault not kept": ("scan.h", "!= HGG_FAULT_NONE) return;", "== 77) return;"),
     "wrong left": ("scan.h", "shared.left = a.ragged_extent - before;", "shared.left = a.ragged_extent;"),
     "no barrier": (
         "scan.h",
-        "}\n    HGG_PHASE(t) {\n      if (offsets) sum_segments",
-        "if (offsets) sum_segments",
+        "HGG_PHASE(t) { publish_total(shared.total, HGG_OWN(mine, t), t); }\n    HGG_PHASE(t) {",
+        "HGG_PHASE(t) { publish_total(shared.total, HGG_OWN(mine, t), t);",
     ),
     "addresses in 32 bits": (
         "records.h",
@@ -39,21 +40,17 @@ MUTATIONS = {
         "const hgg_u64 row = rows ? start : 0;",
         "const hgg_u64 row = start;",
     ),
-    "empty slabs keep tiles": ("records.h", "(Mode == HGG_RAGGED_K && !rows)", "false"),
-    "alpha of the template": ("records.h", "a.flags & HGG_OVERRIDE_ALPHA ?", "a.flags & 128 ?"),
+    "empty slabs keep tiles": ("records.h", "rows ? a.record.n : 0", "a.record.n"),
+    "alpha of the template": ("records.h", "(a.flags & HGG_OVERRIDE_ALPHA)", "(a.flags & 128)"),
     "end of a chunk lost": ("records.h", "if (t >= 4 && t < 4 + tail)", "if (t >= 4 && t < 3 + tail)"),
     "a word too many": ("records.h", "if (t >= 4 && t < 4 + tail)", "if (t >= 4 && t < 5 + tail)"),
     "tiles not cut": ("tiles.h", "minimum((hgg_i64)a->block_rows, r.end - first)", "a->block_rows"),
     "tiles of the last window": ("tiles.h", "base += tiles;", ""),
     "ties round up": ("numbers.h", "(bits + 0x7fffu + ((bits >> 16) & 1u))", "(bits + 0x8000u)"),
     "fp16 subnormal numbers lost": ("numbers.h", "if (rest < 0x33000000u)", "if (rest < 0x38800000u)"),
-    "rows before the offset": (
-        "finish.h",
-        "end = which ? a.ragged_extent : covered;",
-        "end = a.ragged_extent;",
-    ),
+    "rows before the offset": ("finish.h", "Rows{0, covered}", "Rows{0, 0}"),
     "end of a line lost": ("finish.h", "left + skipped < to", "left + skipped + 1 < to"),
-    "c read when beta is 0": ("finish.h", "if (beta == Real(0)) return Storage(0);", ""),
+    "c read when beta is 0": ("finish.h", "if (!reads) return Storage(0);", ""),
 }
 SECONDS = 120
 
