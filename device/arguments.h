@@ -8,7 +8,7 @@
  * Addresses are device addresses; 0 means absent where that is allowed. Strides are in BYTES and may be 0.
  *
  * Launch: block = (HGG_THREADS, 1, 1), grid = (blocks, 1, 1), no dynamic shared memory. Any number of blocks
- * from 1 up gives the same bytes. Good choices, with
+ * from 1 up (below 2^24) gives the same bytes. Good choices, with
  *   N = batch_count * group_total + (record_count - batch_count * group_count) places to fill:
  *   hgg_fill    min(max(1, ceil(N / HGG_FILL_SHARE)), 256)
  *   hgg_scan    the same without a tile table, min(max(1, ceil(tile_capacity / 1024)), 32) with one

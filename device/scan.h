@@ -346,9 +346,9 @@ struct Share {
 };
 
 HGG_FUNCTION Share share_of(hgg_u32 count) {
-  const hgg_u64 each = ceiling(ceiling((hgg_u64)count, (hgg_u64)grid_size()), (hgg_u64)8) * 8;
-  const hgg_u64 first = minimum((hgg_u64)block_index() * each, (hgg_u64)count);
-  return Share{(hgg_u32)first, (hgg_u32)minimum(first + each, (hgg_u64)count)};
+  const hgg_u32 each = ceiling(ceiling(count, grid_size()), 8u) * 8;
+  const hgg_u32 first = minimum(block_index() * each, count);
+  return Share{first, minimum(first + each, count)};
 }
 
 // The flat index at which a block has to start scanning for its share: where its first group's batch starts.
