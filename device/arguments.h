@@ -71,7 +71,7 @@ enum {
   HGG_FAULT_NONE = 0,
   HGG_FAULT_NEGATIVE = 1,    /* a negative size: the size, R - previous */
   HGG_FAULT_PAST_END = 2,    /* sizes sum past R: the size, R - previous */
-  HGG_FAULT_OFFSETS = 3,     /* an end offset below an earlier one or past R: offset - previous, R - previous */
+  HGG_FAULT_OFFSETS = 3,     /* an end offset falls or is past R: offset - previous, R - previous */
   HGG_FAULT_GROUP_OFFSET = 4 /* group_offset out of range: group_offset, group_total - group_count */
 };
 

@@ -36,8 +36,8 @@ HGG_FUNCTION hgg_u64 place(const hgg_matrix& m, hgg_u64 batch, hgg_u64 group, hg
          (hgg_u64)row * (hgg_u64)m.row_stride;
 }
 
-// Candidate -> batch of out, and which of the batch's candidates: a group, or 0 for the rows before the covered
-// ones and 1 for those behind. Scans are one a batch, or one for all.
+// Candidate -> batch of out, and which of the batch's candidates: a group, or 0 for the rows before the
+// covered ones and 1 for those behind. Scans are one a batch, or one for all.
 struct Candidate {
   hgg_u32 batch;
   hgg_u32 which;
@@ -175,8 +175,9 @@ struct Finisher {
     }
   }
 
-  // Takes this block's units of a piece. The blocks take turns from piece to piece as well, so that many small
-  // pieces are spread over them like one big one: `turn` is the block of the first unit; the next is returned.
+  // Takes this block's units of a piece. The blocks take turns from piece to piece as well, so that many
+  // small pieces are spread over them like one big one: `turn` is the block of the first unit; the next is
+  // returned.
   HGG_MEMBER hgg_u32 piece(const Piece& p, hgg_u32 turn, int t) const {
     if (p.rows <= 0 || a->out_columns <= 0) return turn;
     const Lines l = lines_of(*a, p, reads);
@@ -224,7 +225,8 @@ HGG_FUNCTION void finish_pieces(const hgg_arguments& a, FinishShared& shared, hg
 }
 
 // Marks the candidates that have something to write; the loads of a thread are in flight together.
-HGG_FUNCTION void mark_candidates(const hgg_arguments& a, FinishShared& shared, hgg_u32 first, int count, int t) {
+HGG_FUNCTION void mark_candidates(const hgg_arguments& a, FinishShared& shared, hgg_u32 first, int count,
+                                  int t) {
   bool marked[kItems];
   HGG_UNROLL
   for (int k = 0; k < kItems; ++k) {
@@ -258,7 +260,8 @@ HGG_FUNCTION void finish_block(const hgg_arguments& a, FinishShared& shared) {
   beta.word[1] = a.beta[1];
   // By the bits, since a subnormal beta is not 0.
   const bool wide = a.out_type == HGG_F64;
-  const bool reads = wide ? (beta.word[0] | (beta.word[1] & 0x7fffffffu)) != 0 : (beta.word[0] & 0x7fffffffu) != 0;
+  const bool reads =
+      wide ? (beta.word[0] | (beta.word[1] & 0x7fffffffu)) != 0 : (beta.word[0] & 0x7fffffffu) != 0;
   hgg_u32 turn = 0;
   HGG_ROLLED
   for (hgg_u32 first = 0; first < candidates; first += kCandidates) {

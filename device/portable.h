@@ -5,9 +5,10 @@
 // ends in a barrier: on a GPU each thread runs the body once, on the host one thread runs it for all t in
 // turn, in an order that the caller picks, so that a missing barrier shows up as a wrong result. HGG_STEP(t)
 // is the same without the barrier. From one phase to the next live only shared memory, values that are the
-// same in all threads, and what HGG_PRIVATE declares: a value for each thread, in registers on a GPU, of which
-// thread t has HGG_OWN(name, t). So the host runs exactly the functions that the GPUs run. The one warp-wide
-// operation, scan_warp (scan.h), stands between steps and has a host version that goes warp by warp.
+// same in all threads, and what HGG_PRIVATE declares: a value for each thread, in registers on a GPU, of
+// which thread t has HGG_OWN(name, t). So the host runs exactly the functions that the GPUs run. The one
+// warp-wide operation, scan_warp (scan.h), stands between steps and has a host version that goes warp by
+// warp.
 #ifndef HGG_PORTABLE_H
 #define HGG_PORTABLE_H
 
@@ -123,7 +124,8 @@ HGG_FUNCTION hgg_u32 shuffle_up(hgg_u32 value, int lane, int up) {
 #endif
 }
 HGG_FUNCTION hgg_u64 shuffle_up(hgg_u64 value, int lane, int up) {
-  const hgg_u32 low = shuffle_up((hgg_u32)value, lane, up), high = shuffle_up((hgg_u32)(value >> 32), lane, up);
+  const hgg_u32 low = shuffle_up((hgg_u32)value, lane, up),
+                high = shuffle_up((hgg_u32)(value >> 32), lane, up);
   return (hgg_u64)high << 32 | low;
 }
 

@@ -1,10 +1,10 @@
 // The record writer: one 196-byte hipBLASLt record for every computed group, behind the scan.
 //
-// Records are put together in shared memory and the block copies them to global memory, a chunk at a time. What
-// is the same in all records is staged while the group sizes are still on their way; behind the scan one thread
-// a record adds what is the record's own. Records are 49 words, an odd number, so the threads of a warp stage
-// on different banks; 196 is a multiple of 4 only, so the 16-byte stores take their words one by one, and up to
-// three words at either end of a chunk go alone.
+// Records are put together in shared memory and the block copies them to global memory, a chunk at a time.
+// What is the same in all records is staged while the group sizes are still on their way; behind the scan one
+// thread a record adds what is the record's own. Records are 49 words, an odd number, so the threads of a
+// warp stage on different banks; 196 is a multiple of 4 only, so the 16-byte stores take their words one by
+// one, and up to three words at either end of a chunk go alone.
 #ifndef HGG_RECORDS_H
 #define HGG_RECORDS_H
 
@@ -38,8 +38,8 @@ HGG_FUNCTION void stage_common(const hgg_arguments& a, hgg_u32* stage, int recor
   }
 }
 
-HGG_FUNCTION void put_address(hgg_u32* record, int word, const hgg_operand& operand, hgg_u64 row, hgg_u64 group,
-                              hgg_u64 batch) {
+HGG_FUNCTION void put_address(hgg_u32* record, int word, const hgg_operand& operand, hgg_u64 row,
+                              hgg_u64 group, hgg_u64 batch) {
   if (!operand.base) return;
   const hgg_u64 address = operand.base + row * (hgg_u64)operand.row_stride +
                           group * (hgg_u64)operand.group_stride + batch * (hgg_u64)operand.batch_stride;
@@ -80,7 +80,8 @@ HGG_FUNCTION void stage_any(const hgg_arguments& a, hgg_u32* record, hgg_u64 bat
 HGG_FUNCTION void copy_stage(const hgg_arguments& a, const hgg_u32* stage, hgg_u64 first, int count, int t) {
   const hgg_u64 address = a.records + first * HGG_RECORD_BYTES;
   const int words = count * HGG_RECORD_WORDS;
-  const int head = minimum((int)(-(hgg_i64)first & 3), words);  // up to 16 bytes: 49 * first is first modulo 4
+  const int head =
+      minimum((int)(-(hgg_i64)first & 3), words);  // up to 16 bytes: 49 * first is first modulo 4
   const int vectors = (words - head) / 4;
   const int tail = words - head - 4 * vectors;
   for (int i = t; i < vectors; i += kThreads) {
@@ -117,7 +118,8 @@ struct RecordWriter {
   }
 
   HGG_MEMBER void prepare(int t) const {
-    if (a->records) stage_common(*a, shared->stage, (int)minimum(share.end - share.first, (hgg_u32)kChunk), t);
+    if (a->records)
+      stage_common(*a, shared->stage, (int)minimum(share.end - share.first, (hgg_u32)kChunk), t);
   }
 
   HGG_MEMBER void window(const Window& window, const HGG_PRIVATE(Mine, (&))) {
@@ -150,8 +152,8 @@ struct RecordWriter {
       write_rows(*a, batch, (hgg_u32)local, rows);
       if (!a->records) return;
     }
-    stage_any(*a, shared->stage + record * HGG_RECORD_WORDS, batch, (hgg_u64)local,
-              (hgg_u64)rows.start, (hgg_u64)(rows.end - rows.start));
+    stage_any(*a, shared->stage + record * HGG_RECORD_WORDS, batch, (hgg_u64)local, (hgg_u64)rows.start,
+              (hgg_u64)(rows.end - rows.start));
   }
 };
 

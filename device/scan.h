@@ -34,9 +34,9 @@ constexpr hgg_i64 kLeast = -kMost - 1;
 struct ScanShared {
   hgg_u64 value[kWindow + kWindow / 8];  // inclusive prefixes; read through slot()
   hgg_u64 total[kWarps];                 // of each warp
-  hgg_u64 carry[2];    // last prefix of the window before; two, so that none is overwritten while it is read
-  hgg_i64 offset;      // group_offset, clamped
-  hgg_i64 wanted;      // of the fault
+  hgg_u64 carry[2];  // last prefix of the window before; two, so that none is overwritten while it is read
+  hgg_i64 offset;    // group_offset, clamped
+  hgg_i64 wanted;    // of the fault
   hgg_i64 left;
   hgg_u32 fault;  // flat index of the first fault
   hgg_i32 kind;
@@ -193,7 +193,9 @@ HGG_FUNCTION void limit_items(const hgg_arguments& a, const Window& window, Mine
     hgg_u64 value = 0;
     const bool head = first + k >= real || is_head(a, window.first + first + k);
     if (first + k < real)
-      value = a.sizes_kind != HGG_SIZES_NONE ? limited(own.item[k], sign, extent, Offsets) : head ? extent : 0;
+      value = a.sizes_kind != HGG_SIZES_NONE ? limited(own.item[k], sign, extent, Offsets)
+              : head                         ? extent
+                                             : 0;
     own.item[k] = value | (head ? kHead : 0);
     sum = combine<Offsets>(sum, own.item[k] & ~kWrong);
   }
@@ -237,8 +239,8 @@ HGG_FUNCTION hgg_u64 prefix_before(const hgg_u64 (&total)[kWarps], const Mine& o
 
 // Writes the inclusive prefixes to shared memory and finds faults.
 template <bool Offsets>
-HGG_FUNCTION void walk_items(const hgg_arguments& a, ScanShared& shared, const Window& window, const Mine& own,
-                             int t) {
+HGG_FUNCTION void walk_items(const hgg_arguments& a, ScanShared& shared, const Window& window,
+                             const Mine& own, int t) {
   const int items = items_of(window), first = t * items;
   if (first >= window.count) return;
   hgg_u64 prefix = prefix_before<Offsets>(shared.total, own, t);
@@ -361,10 +363,10 @@ HGG_FUNCTION void report_fault(const hgg_arguments& a, const ScanShared& shared)
   keep_fault(a, shared.kind, batch, group_of(a, shared.fault, batch), shared.wanted, shared.left);
 }
 
-// Walks [from, to) of the flat list; `from` starts a batch. consumer.prepare(t) is called once at the start, and
-// consumer.window(window, mine) runs phases of its own after each window. Then the fault, if there is one, is written down, once over all blocks: by the block
-// that has it in its share, if no batch before `from` has one. That is looked up only now, in a second walk,
-// since faults are rare.
+// Walks [from, to) of the flat list; `from` starts a batch. consumer.prepare(t) is called once at the start,
+// and consumer.window(window, mine) runs phases of its own after each window. Then the fault, if there is
+// one, is written down, once over all blocks: by the block that has it in its share, if no batch before
+// `from` has one. That is looked up only now, in a second walk, since faults are rare.
 template <class Consumer>
 HGG_FUNCTION void scan(const hgg_arguments& a, ScanShared& shared, hgg_u32 from, hgg_u32 to,
                        const Share& share, Consumer& consumer) {
