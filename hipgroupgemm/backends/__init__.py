@@ -1,0 +1,97 @@
+"""The registry of backends: who can run a config on a device, and in which order they are asked."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterable
+
+from hipgroupgemm.backends.base import Backend
+from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.views import Device
+
+__all__ = ["StoredWinner", "backend_names", "get_backend", "register_backend", "select_backend", "unregister_backend"]
+
+StoredWinner = Callable[[GroupedGemmConfig, Device], "str | None"]
+"""Looks up the backend that tuning has found best for a key on a device; None where nothing is stored."""
+
+_BUILTIN: dict[str, tuple[str, tuple[str, ...]]] = {
+    # name: (module:class, the kinds of device it is asked for), in the order in which they are asked
+    "reference": ("hipgroupgemm.backends.reference:ReferenceBackend", ("cpu",)),
+}
+
+_lock = threading.RLock()
+_kinds: dict[str, tuple[str, ...]] = {name: kinds for name, (_, kinds) in _BUILTIN.items()}
+_loaded: dict[str, Backend] = {}
+
+
+def register_backend(backend: Backend, kinds: Iterable[str], *, first: bool = False) -> None:
+    """Adds a backend, asked for devices of the given kinds ("cpu", "cuda", "rocm") after the others, or before them.
+
+    Raises ValueError when a backend of that name is there already.
+    """
+    with _lock:
+        if backend.name in _kinds:
+            raise ValueError(f"backend {backend.name!r} is registered already; unregister it first")
+        entry = {backend.name: tuple(kinds)}
+        others = dict(_kinds)
+        _kinds.clear()
+        _kinds.update({**entry, **others} if first else {**others, **entry})
+        _loaded[backend.name] = backend
+
+
+def unregister_backend(name: str) -> None:
+    """Removes a backend that `register_backend` added; raises ValueError for any other name."""
+    with _lock:
+        if name in _BUILTIN or name not in _kinds:
+            raise ValueError(f"backend {name!r} was not added by register_backend")
+        del _kinds[name], _loaded[name]
+
+
+def backend_names() -> tuple[str, ...]:
+    """All backends by name, in the order in which they are asked."""
+    return tuple(_kinds)
+
+
+def get_backend(name: str) -> Backend:
+    """The backend of that name, loaded on first use. Raises ValueError for a name that no backend has."""
+    with _lock:
+        if name not in _kinds:
+            raise ValueError(f"backend={name!r}: no such backend; there are {', '.join(_kinds)}")
+        if name not in _loaded:
+            module, _, cls = _BUILTIN[name][0].partition(":")
+            _loaded[name] = getattr(importlib.import_module(module), cls)()
+        return _loaded[name]
+
+
+def select_backend(config: GroupedGemmConfig, device: Device, name: str | None = None, stored: StoredWinner | None = None) -> Backend:
+    """The backend that runs `config` on `device`.
+
+    A named one runs it or refuses. Otherwise the stored winner is taken, if it is there and can; else the first that can.
+
+    Raises:
+        ValueError: no backend has that name.
+        NotImplementedError: refused; the text carries every reason.
+    """
+    if name is not None:
+        backend = get_backend(name)
+        reason = backend.can_handle(config, device)
+        if reason is not None:
+            raise NotImplementedError(f"backend {name!r} refuses: {reason}")
+        return backend
+    winner = stored(config.key(), device) if stored is not None else None
+    if winner in _kinds:
+        backend = get_backend(str(winner))
+        if backend.can_handle(config, device) is None:
+            return backend
+    refusals = []
+    for candidate, kinds in tuple(_kinds.items()):
+        if device.kind in kinds:
+            backend = get_backend(candidate)
+            reason = backend.can_handle(config, device)
+            if reason is None:
+                return backend
+            refusals.append(f"{candidate}: {reason}")
+        else:
+            refusals.append(f"{candidate}: serves {' and '.join(kinds)}, the operands are on {device}")
+    raise NotImplementedError(f"no backend runs this grouped GEMM on {device}: " + "; ".join(refusals))
