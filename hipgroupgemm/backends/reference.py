@@ -147,11 +147,11 @@ def _non_contracting(
         first, last = starts[at].tolist(), ends[at].tolist()
         for group, (start, end) in enumerate(zip(first, last, strict=True)):
             if start < end:
-                rows = slice(start, end)
+                rows, weights = slice(start, end), (group, *at)
                 _product_into(
                     d[rows],
                     a[rows],
-                    rhs[(group, *at)],
+                    rhs[weights],
                     None if c_at is None else c_at[rows],
                     None if bias is None else bias[group],
                     epilogue,
@@ -178,11 +178,12 @@ def _contracting(
     ends = np.broadcast_to(bounds.ends, (*batch_shape, *summed_shape, groups))
     for group in range(groups):
         for at in np.ndindex(batch_shape):
-            d, c_at = out[(group, *at)], None if c is None else c[(group, *at)]
+            slab = (group, *at)
+            d, c_at = out[slab], None if c is None else c[slab]
             total: Array | None = None
             for inner in np.ndindex(summed_shape):
-                index = (*at, *inner)
-                rows = slice(int(starts[(*index, group)]), int(ends[(*index, group)]))
+                index, bound = (*at, *inner), (*at, *inner, group)
+                rows = slice(int(starts[bound]), int(ends[bound]))
                 if rows.start >= rows.stop or epilogue.alpha == 0:
                     continue
                 a, b = lhs[index][:, rows], rhs[index][rows]
