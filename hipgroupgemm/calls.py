@@ -140,11 +140,13 @@ class Operands:
         if self.device.kind == "cpu":
             return
         views = (self.lhs, self.rhs, self.sizes, self.c, self.bias, self.out) if before else (self.out,)
-        producers = {arrays.producer_stream(view) for view in views if view is not None} - {None, self.stream}
-        if producers:
+        producers = {arrays.producer_stream(view) for view in views if view is not None}
+        if producers - {None, self.stream}:
             from hipgroupgemm.device_array import order_streams
 
             for stream in producers:
+                if stream is None or stream == self.stream:
+                    continue
                 first, second = (stream, self.stream) if before else (self.stream, stream)
                 order_streams(self.device, first, second)
 
