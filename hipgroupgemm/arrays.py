@@ -154,17 +154,22 @@ def _choose_adapter(kind: type) -> _Adapter:
         return _refuse_tracer
     if _is_subclass(kind, "jax", "Array") or kind.__module__.partition(".")[0] == "jaxlib":
         return _jax_view
-    if hasattr(kind, "__cuda_array_interface__"):
-        return _cai_view
-    if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
-        return _dlpack_view
-    return _view_by_instance
+    if getattr(kind, "__module__", "") == "hipgroupgemm.device_array":
+        return _own_view
+    return _interface_view
 
 
-def _view_by_instance(obj: Any, name: str, stream: int | None) -> ArrayView:
-    """Objects whose interface is an attribute of the instance."""
-    if getattr(obj, "__cuda_array_interface__", None) is not None:
-        return _cai_view(obj, name, stream)
+def _own_view(obj: Any, name: str, stream: int | None) -> ArrayView:
+    del name, stream
+    view: ArrayView = obj.view()
+    return view
+
+
+def _interface_view(obj: Any, name: str, stream: int | None) -> ArrayView:
+    """Any object with CAI, or else DLPack; a class may have the attribute and an instance refuse it."""
+    interface = getattr(obj, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _cai_view(obj, interface, name)
     if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
         return _dlpack_view(obj, name, stream)
     raise TypeError(f"{name}: got {type(obj).__name__}, wanted {_WANTED}")
@@ -254,10 +259,8 @@ def _jax_view(obj: Any, name: str, stream: int | None) -> ArrayView:
     return view
 
 
-def _cai_view(obj: Any, name: str, stream: int | None) -> ArrayView:
+def _cai_view(obj: Any, interface: Any, name: str) -> ArrayView:
     """Protocol: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html (versions 0 to 3)."""
-    del stream
-    interface = obj.__cuda_array_interface__
     try:
         shape, (pointer, readonly) = tuple(int(n) for n in interface["shape"]), interface["data"]
         dtype = np.dtype(interface["typestr"])

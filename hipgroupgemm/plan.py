@@ -140,13 +140,15 @@ class GroupedMatmulPlan:
     # ---- running -----------------------------------------------------------------------------------------------------------
 
     def prepare(self, stream: Any = None) -> None:
-        """Compiles and allocates ahead what `execute` needs on a stream, so that the first call costs no more than the others.
+        """Compiles and allocates ahead what `execute` needs on a stream, and what one graph capture of it needs.
+
+        The first call then costs no more than the others. A capture keeps what it uses until `close`, so each needs a call of this.
 
         Args:
             stream: a stream object or handle on the plan's device; None is the default stream.
         """
         with self._lock:
-            self._executable(normalize_stream(self.device.kind, stream))
+            self._executable(normalize_stream(self.device.kind, stream)).prepare()
 
     def execute(
         self,
