@@ -116,7 +116,7 @@ class Operands:
             out=self.output.pointer,
             c=self.c.pointer if self.c is not None and config.beta else 0,
             bias=self.bias.pointer if self.bias is not None else 0,
-            group_sizes=self.sizes,
+            group_sizes=_sizes_of(config, self.sizes),
             ends=self.ends,
             group_offset=offset,
             tail=self.tail,
@@ -126,7 +126,9 @@ class Operands:
         )
 
     def run(self, executable: Executable, config: GroupedGemmConfig) -> None:
-        """Orders the streams, launches, and checks where asked to."""
+        """Orders the streams, launches, and checks where asked to. Where out has no elements there is nothing to launch."""
+        if 0 in self.output.shape:
+            return
         self._order_streams(before=True)
         executable.execute(self.arguments(config))
         self._order_streams(before=False)
@@ -149,6 +151,20 @@ class Operands:
                     continue
                 first, second = (stream, self.stream) if before else (self.stream, stream)
                 order_streams(self.device, first, second)
+
+
+def _sizes_of(config: GroupedGemmConfig, sizes: ArrayView) -> ArrayView:
+    """The sizes with the axes that backends expect: (group_total,), or (batch, group_total) where they differ by batch entry.
+
+    The caller's may have more: batch axes that merge into one, axes of length 1.
+    """
+    if sizes.ndim == 1:
+        return sizes
+    shape, strides = (config.group_total,), sizes.strides[-1:]
+    if config.sizes_per_batch:
+        steps = [stride for extent, stride in zip(sizes.shape[:-1], sizes.strides[:-1], strict=True) if extent != 1]
+        shape, strides = (config.batch_count, *shape), (steps[-1], *strides)
+    return dataclasses.replace(sizes, shape=shape, strides=strides)
 
 
 def host_array(view: ArrayView) -> np.ndarray[Any, Any]:

@@ -117,7 +117,7 @@ def compute_uncollapsed(operands: Operands, axes: RaggedDotAxes, accumulate: np.
         if sizes.ndim > 1:  # the prefix's axes in the order of batch and summed, length 1 where the sizes are shared
             present = [axis for axis in sizes_axes if axis is not None]
             shape = [extent if axis is not None else 1 for axis, extent in zip(sizes_axes, [*batch, *summed], strict=True)]
-            starts, ends = (part.transpose([*present, sizes.ndim - 1]).reshape(*shape, -1) for part in (starts, ends))
+            starts, ends = (part.transpose([*present, sizes.ndim - 1]).reshape(*shape, axes.group_count) for part in (starts, ends))
         bounds = GroupBounds(starts * inner, ends * inner, bounds.fault)
     compute(
         axes.mode,

@@ -256,7 +256,6 @@ def run_config(config: GroupedGemmConfig, arguments: Arguments) -> None:
     if mode is not RaggedDotMode.BATCH:
         sizes = arguments.group_sizes
         host = numpy_view(sizes.pointer, sizes.shape, sizes.strides, sizes.dtype)
-        host = host.reshape(-1, config.group_total) if config.sizes_per_batch else host.reshape(config.group_total)
         bounds = select_groups(scan(host, config.ragged_extent, ends=arguments.ends), arguments.host_group_offset(), groups)
     compute(
         mode,
