@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 import threading
@@ -178,16 +177,15 @@ def test_nothing_of_nothing(runtime: base.Runtime, stream: int) -> None:
 
 def test_pinned_memory(runtime: base.Runtime, stream: int) -> None:
     data = np.random.default_rng().standard_normal(1000).astype(np.float32)
-    ptr = runtime.host_malloc(data.nbytes, 0)
-    try:
-        view = np.frombuffer((ctypes.c_char * data.nbytes).from_address(ptr), np.float32)
-        view[:] = data
-        with Device(runtime, np.zeros_like(data), stream) as target:
-            runtime.memcpy_async(target.ptr, ptr, data.nbytes, stream)
-            np.testing.assert_array_equal(target.read(), data)
-        assert runtime.pointer_device(ptr) is None
-    finally:
-        runtime.host_free(ptr, 0)
+    buffer = memory.PinnedBuffer(runtime, data.nbytes, 0)
+    np.frombuffer(buffer.view, np.float32)[:] = data
+    with Device(runtime, np.zeros_like(data), stream) as target:
+        runtime.memcpy_async(target.ptr, buffer.ptr, data.nbytes, stream)
+        np.testing.assert_array_equal(target.read(), data)
+    assert runtime.pointer_device(buffer.ptr) is None
+    buffer.release()
+    buffer.release()
+    assert buffer.ptr == 0
 
 
 def test_whose_pointer(runtime: base.Runtime, stream: int) -> None:
