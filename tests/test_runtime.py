@@ -6,12 +6,12 @@ import ctypes
 import mmap
 import os
 import pickle
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +173,30 @@ def test_forked_child(registry: dict[str, Runtime]) -> None:
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert runtimes.get_runtime("cuda") is runtime and runtimes.device_of_pointer(4096) == ("cuda", 0)
+
+
+@pytest.mark.parametrize("initialised", [False, True])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_fork_after_somebody_else_initialised_hip(
+    registry: dict[str, Runtime], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, initialised: bool
+) -> None:
+    # a process that uses HIP has its device file open, whichever package initialised it
+    device_file = tmp_path / "kfd"
+    device_file.touch()
+    monkeypatch.setattr(runtimes, "_HIP_DEVICE_FILE", str(device_file))
+    expected = runtimes.ForkedProcessError if initialised else runtimes.RuntimeUnavailable
+    with device_file.open() if initialised else nullcontext():
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                runtimes.get_runtime("rocm")
+            except RuntimeError as error:
+                status = 0 if type(error) is expected else 2
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_errors_pickle() -> None:
@@ -461,9 +485,12 @@ class EncodesNothing:
     def __init__(self) -> None:
         self.seen: list[tuple[object, ...]] = []
 
-    def _cu_tensor_map_encode(self, *arguments: object) -> int:
-        self.seen.append(arguments)
-        return 1
+    def driver_function(self, name: str) -> Callable[..., int]:
+        def call(*arguments: object) -> int:
+            self.seen.append(arguments)
+            return 1
+
+        return call
 
     def _fail(self, call: str, status: int, note: str) -> Exception:
         return runtimes.DeviceError(call, status, "CUDA_ERROR_INVALID_VALUE", note)
@@ -500,13 +527,3 @@ def test_tensor_map_arguments() -> None:
         chosen = {"element_type": "bf16", "box": (128, 64), "swizzle": 128, **options}
         with pytest.raises(ValueError, match=text):
             tensor_map.TensorMapEncoder(runtime, **chosen)  # type: ignore[arg-type]
-
-
-def test_launch_config_is_the_drivers() -> None:
-    from hipgroupgemm.runtime.cuda import _LaunchConfig
-
-    offsets = {name: getattr(_LaunchConfig, name).offset for name, _ in _LaunchConfig._fields_}
-    # CUlaunchConfig of cuda.h: seven 32-bit numbers, then a pointer at the next multiple of 8
-    assert offsets["shared_bytes"] == 24 and offsets["stream"] == 32 and offsets["attributes"] == 40
-    assert offsets["attribute_count"] == 48 and ctypes.sizeof(_LaunchConfig) == 56
-    assert struct.calcsize("=I4x3I52x") == struct.calcsize("=I4xi60x") == 72

@@ -242,6 +242,7 @@ def test_default_stream_during_a_capture(runtime: CudaRuntime) -> None:
     runtime.destroy_stream(blocking)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the other packages
 def test_torch(runtime: CudaRuntime, module: Any) -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.zeros(1000, dtype=torch.int32, device="cuda:0")
@@ -283,6 +284,7 @@ def runtimes_stream(stream: object) -> int:
     return normalize_stream("cuda", stream)
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_other_allocators(runtime: CudaRuntime, stream: int) -> None:
     cupy = pytest.importorskip("cupy")
     torch = pytest.importorskip("torch")
@@ -430,10 +432,6 @@ def test_launch_cost(
     rows["ctypes cuLaunchKernel, argtypes"] = p50(
         lambda: typed(function.handle, *grid, *block, shared, stream, address, None), drain
     )
-    held = ctypes.PyDLL(runtime.library).cuLaunchKernelEx
-    arguments = prepared._arguments
-    rows["ctypes cuLaunchKernelEx, prepared, GIL held"] = p50(lambda: held(*arguments, None), drain)
-
     other: dict[str, float] = {}
 
     def nothing() -> None:

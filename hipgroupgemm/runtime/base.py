@@ -115,7 +115,11 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def pointer_device(self, ptr: int) -> int | None:
-        """Device that owns a device pointer (managed memory included); None for host or unknown memory."""
+        """Device that a pointer belongs to; None for memory that the runtime doesn't know.
+
+        Managed memory counts, and so does pinned host memory, which every device can read (Numba's mapped
+        arrays are such): the answer is then the device that was current when it was allocated.
+        """
 
     @abc.abstractmethod
     def malloc(self, nbytes: int, device: int, stream: int = 0) -> int:

@@ -15,8 +15,9 @@ from typing import Any
 
 from .base import Runtime
 from .errors import DeviceError, DeviceMemoryError, ForkedProcessError, RuntimeUnavailable
+from .hip_launch import HipLaunch
 from .hip_library import INSTALL, load_hip
-from .objects import DeviceInfo, Function, Module, PreparedLaunch
+from .objects import DeviceInfo, Function, Module
 from .parameters import KernelParameters
 
 _OUT_OF_MEMORY = 2
@@ -32,58 +33,13 @@ _NOTES = {
     900: "not allowed while a stream is being captured: do it before the capture",
     901: "an earlier call invalidated the capture: end it, and prepare everything before the next one",
     906: "the default stream can't be used while another stream is being captured: pass the stream that is"
-    " captured,"
-    " or end the capture first",
+    " captured, or end the capture first",
 }
 
 _HOST_PORTABLE = 1
 _EVENT_DISABLE_TIMING = 2
 _STREAM_NON_BLOCKING = 1
 _CAPTURE_RELAXED = 2
-_DEVICE_MEMORY_TYPES = (2, 3, 11)  # hipMemoryTypeDevice, Managed, Unified, as numbered since HIP 6.0
-
-
-class HipLaunch(PreparedLaunch):
-    """hipModuleLaunchKernel with its arguments in place; made by :meth:`HipRuntime.prepare_launch`."""
-
-    __slots__ = ("_arguments", "_call", "_function", "_grid", "_keep", "_runtime")
-
-    def __init__(
-        self,
-        runtime: HipRuntime,
-        function: Function,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        stream: int,
-        params: KernelParameters,
-    ) -> None:
-        self._runtime = runtime
-        self._function = function
-        self._grid = tuple(grid)
-        self._keep = params
-        self._call = runtime._hip.hipModuleLaunchKernel
-        self._arguments = (
-            *block,
-            shared_bytes,
-            runtime._hip.ihipStream_t.fromObj(stream),
-            params.address,
-            None,
-        )
-
-    def run(self) -> None:
-        """Launch, with the values that the parameter block has now."""
-        if self._runtime._forked:
-            raise ForkedProcessError("rocm")
-        status = self._call(self._function.native, *self._grid, *self._arguments)[0]
-        if status:
-            self._runtime._launch_failed(
-                int(status), self._function, self._grid, self._arguments[:3], self._arguments[3]
-            )
-
-    def set_grid(self, grid: tuple[int, int, int]) -> None:
-        """Change the grid (blocks in x, y, z) of later runs."""
-        self._grid = tuple(grid)
 
 
 class HipRuntime(Runtime):
@@ -105,9 +61,7 @@ class HipRuntime(Runtime):
         self.version = int(self._check("hipRuntimeGetVersion"))
         self._without_pools: set[int] = set()
         self._copy_kind = self._hip.hipMemcpyKind.hipMemcpyDefault
-        attribute = self._hip.hipPointer_attribute
-        self._memory_type = attribute.HIP_POINTER_ATTRIBUTE_MEMORY_TYPE
-        self._device_ordinal = attribute.HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        self._device_ordinal = self._hip.hipPointer_attribute.HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         # hip-python's binding of this one passes an uninitialised mode in, so it is called without it
         self._exchange_capture_mode = getattr(
             ctypes.CDLL(self.library), "hipThreadExchangeStreamCaptureMode", None
@@ -203,21 +157,18 @@ class HipRuntime(Runtime):
     # ---- memory
 
     def pointer_device(self, ptr: int) -> int | None:
-        """Device that owns a device pointer (managed memory included); None for host or unknown memory."""
+        """Device that a pointer belongs to; see :meth:`Runtime.pointer_device`."""
         if self._forked:
             raise ForkedProcessError("rocm")
         if not ptr:
             return None
-        answer = ctypes.c_int(0)
-        address = ctypes.addressof(answer)
-        hip = self._hip
-        if hip.hipPointerGetAttribute(address, self._memory_type, ptr)[0]:
-            hip.hipGetLastError()  # unknown memory is no error here: leave no trace of one
-            return None
-        if answer.value not in _DEVICE_MEMORY_TYPES:
-            return None
-        self._check("hipPointerGetAttribute", address, self._device_ordinal, ptr)
-        return answer.value
+        answer = ctypes.c_int(-1)
+        status = self._hip.hipPointerGetAttribute(ctypes.addressof(answer), self._device_ordinal, ptr)[0]
+        if status == 0 and answer.value >= 0:
+            return answer.value
+        if status:
+            self._hip.hipGetLastError()  # unknown memory is no error here: leave no trace of one
+        return None
 
     def malloc(self, nbytes: int, device: int, stream: int = 0) -> int:
         """Device memory for use on ``stream``; see :meth:`Runtime.malloc`."""

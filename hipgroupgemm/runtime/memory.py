@@ -137,7 +137,8 @@ class PinnedBuffer:
     Attributes:
         ptr: host address, 0 for 0 bytes.
         nbytes: size.
-        view: the memory as a writable memoryview of bytes (``numpy.frombuffer`` takes it); invalid after release.
+        view: the memory as a writable memoryview of bytes (``numpy.frombuffer`` takes it); invalid after
+            release.
     """
 
     __slots__ = ("device", "nbytes", "ptr", "runtime", "view")
@@ -173,22 +174,20 @@ def size_class(nbytes: int) -> int:
 class _Block:
     """One allocation of a :class:`StreamAllocator`, in the hands of a caller."""
 
-    __slots__ = ("_owner", "captured", "device", "key", "nbytes", "ptr")
+    __slots__ = ("_owner", "captured", "place", "ptr")
 
     def __init__(
-        self, owner: StreamAllocator, ptr: int, nbytes: int, device: int, key: int, *, captured: bool
+        self, owner: StreamAllocator, ptr: int, place: tuple[int, int, int], *, captured: bool = False
     ) -> None:
         self._owner: StreamAllocator | None = owner
         self.ptr = ptr
-        self.nbytes = nbytes
-        self.device = device
-        self.key = key
+        self.place = place  # (device, stream key, bytes)
         self.captured = captured
 
     def release(self) -> None:
         owner, self._owner = self._owner, None
-        if owner is not None:
-            # no lock and no driver call: a finaliser may run this anywhere, within allocate() too
+        if owner is not None and self.ptr:
+            # no lock and no driver call: a finaliser may run this anywhere, within an allocation too
             owner._returned.append(self)
 
 
@@ -210,33 +209,47 @@ class StreamAllocator:
         self.runtime = runtime
         self.limit_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._free: dict[tuple[int, int, int], list[int]] = {}  # (device, stream key, bytes): addresses
+        self._free: dict[tuple[int, int, int], list[int]] = {}  # addresses by (device, stream key, bytes)
         self._kept: dict[int, int] = {}  # bytes a device
+        self._limits: dict[int, int] = {}
         self._returned: deque[_Block] = deque()
 
     def __call__(self, nbytes: int, device: int, stream: int) -> Allocation:
-        """Memory for use on ``stream``; DeviceMemoryError when none is left even after giving back what is
-        kept."""
+        """Memory for use on ``stream``.
+
+        Raises:
+            DeviceMemoryError: none is left, even after giving back what is kept.
+        """
         if nbytes <= 0:
             if nbytes:
                 raise ValueError(f"nbytes: got {nbytes}; want 0 or more")
-            return _Block(self, 0, 0, device, 0, captured=False)
+            return _Block(self, 0, (device, 0, 0))
         runtime = self.runtime
         if runtime.is_capturing(stream):
-            ptr = self._with_retry(lambda: runtime.malloc_plain(nbytes, device), device, capturing=True)
-            return _Block(self, ptr, nbytes, device, 0, captured=True)
-        size = size_class(nbytes)
-        key = runtime.stream_key(stream)
+            return _Block(self, runtime.malloc_plain(nbytes, device), (device, 0, nbytes), captured=True)
+        place = (device, runtime.stream_key(stream), size_class(nbytes))
+        ptr = 0
+        surplus = None
         with self._lock:
-            surplus = self._take_returned()
-            blocks = self._free.get((device, key, size))
-            ptr = blocks.pop() if blocks else 0
-            if ptr:
-                self._kept[device] -= size
-        self._give_back(surplus)
+            if self._returned:
+                surplus = self._take_returned()
+            blocks = self._free.get(place)
+            if blocks:
+                ptr = blocks.pop()
+                self._kept[device] -= place[2]
+        if surplus:
+            self._give_back(surplus)
         if not ptr:
-            ptr = self._with_retry(lambda: runtime.malloc(size, device, stream), device, capturing=False)
-        return _Block(self, ptr, size, device, key, captured=False)
+            ptr = self._malloc(place[2], device, stream)
+        return _Block(self, ptr, place)
+
+    def _malloc(self, nbytes: int, device: int, stream: int) -> int:
+        try:
+            return self.runtime.malloc(nbytes, device, stream)
+        except DeviceMemoryError:
+            if not self.trim(device):
+                raise
+        return self.runtime.malloc(nbytes, device, stream)
 
     def kept_bytes(self, device: int) -> int:
         """Bytes that are kept for later requests on a device."""
@@ -261,40 +274,30 @@ class StreamAllocator:
         return freed
 
     def _limit(self, device: int) -> int:
-        if self.limit_bytes is not None:
-            return self.limit_bytes
-        return self.runtime.device_info(device).memory_bytes // 8
+        limit = self._limits.get(device, self.limit_bytes)
+        if limit is None:
+            limit = self._limits[device] = self.runtime.device_info(device).memory_bytes // 8
+        return limit
 
     def _take_returned(self) -> list[tuple[int, int]]:
         """Sort released blocks in; (address, device) of those to free. Holds the lock."""
         surplus: list[tuple[int, int]] = []
-        while True:
-            try:
-                block = self._returned.popleft()
-            except IndexError:
-                return surplus
-            if not block.ptr:
-                continue
-            kept = self._kept.get(block.device, 0)
-            if block.captured or kept + block.nbytes > self._limit(block.device):
-                surplus.append((block.ptr, block.device))
+        while self._returned:
+            block = self._returned.popleft()
+            device, _, nbytes = block.place
+            kept = self._kept.get(device, 0) + nbytes
+            if block.captured or kept > self._limit(device):
+                surplus.append((block.ptr, device))
             else:
-                self._free.setdefault((block.device, block.key, block.nbytes), []).append(block.ptr)
-                self._kept[block.device] = kept + block.nbytes
+                self._free.setdefault(block.place, []).append(block.ptr)
+                self._kept[device] = kept
+        return surplus
 
     def _give_back(self, blocks: list[tuple[int, int]]) -> None:
         # not in stream order: the stream may have been destroyed since. free_plain waits for the device
         # instead
         for ptr, device in blocks:
             self.runtime.free_plain(ptr, device)
-
-    def _with_retry(self, malloc: Callable[[], int], device: int, *, capturing: bool) -> int:
-        try:
-            return malloc()
-        except DeviceMemoryError:
-            if capturing or not self.trim(device):
-                raise
-        return malloc()
 
     def forget(self) -> None:
         """Called in a forked child: the addresses mean nothing here."""
