@@ -223,6 +223,9 @@ def test_default_stream_during_a_capture(runtime: CudaRuntime) -> None:
     from cuda.bindings import driver
 
     blocking = runtime.create_stream(0, non_blocking=False)
+    source = f'extern "C" __global__ void k(int* p) {{ p[threadIdx.x] = 7; }}  // {os.urandom(8).hex()}'
+    fresh = runtime.module_from_source(source, "fresh.cu", [], 0).get_function("k")  # never launched so far
+    params = KernelParameters(["ptr"])
     with runtime.use_device(0):
         driver.cuStreamBeginCapture(blocking, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
         assert runtime.is_capturing(blocking)
@@ -232,10 +235,13 @@ def test_default_stream_during_a_capture(runtime: CudaRuntime) -> None:
         inside = scratch.pointer(4096)  # under the strictest mode
         pinned = runtime.host_malloc(64, 0)
         runtime.memset_async(inside, 5, 4096, blocking)
+        params.set(inside)
+        runtime.launch(fresh, (1, 1, 1), (16, 1, 1), 0, blocking, params)
         assert runtime.is_capturing(blocking)
         graph = runtime.end_capture(blocking)
         runtime.launch_graph(graph, blocking)
-        np.testing.assert_array_equal(download(runtime, inside, np.empty(4096, np.uint8), blocking), 5)
+        found = download(runtime, inside, np.empty(1024, np.int32), blocking)
+        np.testing.assert_array_equal(found, [7] * 16 + [0x05050505] * 1008)
         runtime.destroy_graph(graph)
     runtime.host_free(pinned, 0)
     scratch.close()

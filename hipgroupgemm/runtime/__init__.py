@@ -81,10 +81,12 @@ def device_of_pointer(ptr: int) -> tuple[str, int]:
         RuntimeUnavailable: there is no runtime to ask.
         ForkedProcessError: the only runtime was initialised before this process was forked.
     """
-    for kind, runtime in _runtimes.items():
-        device = runtime.pointer_device(ptr)
-        if device is not None:
-            return kind, device
+    for kind in KINDS:
+        runtime = _runtimes.get(kind)
+        if runtime is not None:
+            device = runtime.pointer_device(ptr)
+            if device is not None:
+                return kind, device
     return _search_pointer(ptr)
 
 
@@ -121,6 +123,10 @@ def _search_pointer(ptr: int) -> tuple[str, int]:
             "; ".join(f"{part.kind}: {part.looked_for}" for part in parts),
             " ".join(part.install for part in parts),
         )
+    if "rocm" in asked:
+        from .hip_library import single_hip_runtime
+
+        single_hip_runtime()  # a package loaded after ours may have brought a second one; that is said then
     raise ValueError(
         f"ptr: got {ptr:#x}, which no device of {' or '.join(asked)} has allocated; want a pointer to"
         " device memory"

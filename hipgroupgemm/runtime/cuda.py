@@ -263,6 +263,11 @@ class CudaRuntime(CudaDriver):
         status, function = self._driver.cuModuleGetFunction(module.handle, name.encode())
         if int(status):
             raise self._fail("cuModuleGetFunction", int(status), f"the module has no kernel {name!r}")
+        # since CUDA 12 a kernel is loaded at its first launch, which a capture would forbid: load it now
+        load = getattr(self._driver, "cuFuncLoad", None)
+        if load is not None and self.version >= 12040:
+            with self.use_device(module.device), self.relaxed_capture():
+                self._check("cuFuncLoad", function)
         return function
 
     def _set_shared_limit(self, function: Function, nbytes: int) -> None:

@@ -9,13 +9,14 @@ others.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from .base import Runtime
 from .errors import DeviceError, DeviceMemoryError, ForkedProcessError, RuntimeUnavailable
-from .hip_launch import HipLaunch
+from .hip_launch import HipLaunch, LaunchArguments
 from .hip_library import INSTALL, load_hip
 from .objects import DeviceInfo, Function, Module
 from .parameters import KernelParameters
@@ -40,6 +41,15 @@ _HOST_PORTABLE = 1
 _EVENT_DISABLE_TIMING = 2
 _STREAM_NON_BLOCKING = 1
 _CAPTURE_RELAXED = 2
+_KEPT_STREAMS = 256
+
+
+class _PointerQuery(threading.local):
+    """Where one hipPointerGetAttribute call of a thread writes its answer."""
+
+    def __init__(self) -> None:
+        self.answer = ctypes.c_int()
+        self.address = ctypes.c_void_p(ctypes.addressof(self.answer))
 
 
 class HipRuntime(Runtime):
@@ -61,6 +71,9 @@ class HipRuntime(Runtime):
         self.version = int(self._check("hipRuntimeGetVersion"))
         self._without_pools: set[int] = set()
         self._copy_kind = self._hip.hipMemcpyKind.hipMemcpyDefault
+        self._launch_arguments = LaunchArguments(self._hip)
+        self._streams: dict[int, Any] = {}
+        self._query = _PointerQuery()
         self._device_ordinal = self._hip.hipPointer_attribute.HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         # hip-python's binding of this one passes an uninitialised mode in, so it is called without it
         self._exchange_capture_mode = getattr(
@@ -92,6 +105,15 @@ class HipRuntime(Runtime):
         if len(result) == 2:
             return result[1]
         return result[1:] if len(result) > 2 else None
+
+    def _stream(self, stream: int) -> Any:
+        """The bindings' object of a stream handle: a bare pointer that owns nothing, so it may be kept."""
+        found = self._streams.get(stream)
+        if found is None:
+            if len(self._streams) >= _KEPT_STREAMS:
+                self._streams.clear()
+            found = self._streams[stream] = self._hip.ihipStream_t.fromObj(stream)
+        return found
 
     # ---- devices
 
@@ -162,10 +184,11 @@ class HipRuntime(Runtime):
             raise ForkedProcessError("rocm")
         if not ptr:
             return None
-        answer = ctypes.c_int(-1)
-        status = self._hip.hipPointerGetAttribute(ctypes.addressof(answer), self._device_ordinal, ptr)[0]
+        answer = self._query.answer
+        answer.value = -1
+        status = self._hip.hipPointerGetAttribute(self._query.address, self._device_ordinal, ptr)[0]
         if status == 0 and answer.value >= 0:
-            return answer.value
+            return int(answer.value)
         if status:
             self._hip.hipGetLastError()  # unknown memory is no error here: leave no trace of one
         return None
@@ -252,12 +275,12 @@ class HipRuntime(Runtime):
     def memcpy_async(self, dst: int, src: int, nbytes: int, stream: int = 0) -> None:
         """Copy bytes in stream order; see :meth:`Runtime.memcpy_async`."""
         if nbytes:
-            self._check("hipMemcpyAsync", dst, src, nbytes, self._copy_kind, stream)
+            self._check("hipMemcpyAsync", dst, src, nbytes, self._copy_kind, self._stream(stream))
 
     def memset_async(self, dst: int, value: int, nbytes: int, stream: int = 0) -> None:
         """Fill device memory with one byte value, in stream order."""
         if nbytes:
-            self._check("hipMemsetAsync", dst, value, nbytes, stream)
+            self._check("hipMemsetAsync", dst, value, nbytes, self._stream(stream))
 
     # ---- streams and events
 
@@ -285,7 +308,7 @@ class HipRuntime(Runtime):
 
     def is_capturing(self, stream: int) -> bool:
         """Whether the stream records a graph just now."""
-        return int(self._check("hipStreamIsCapturing", stream)) != 0
+        return int(self._check("hipStreamIsCapturing", self._stream(stream))) != 0
 
     def capture_id(self, stream: int) -> int:
         """Number of the capture that the stream takes part in, 0 when it isn't captured."""
@@ -308,7 +331,7 @@ class HipRuntime(Runtime):
 
     def record_event(self, event: int, stream: int = 0) -> None:
         """Mark the present end of a stream's work."""
-        self._check("hipEventRecord", event, stream)
+        self._check("hipEventRecord", event, self._stream(stream))
 
     def wait_event(self, stream: int, event: int) -> None:
         """Let a stream's later work wait for an event, without blocking the host."""
@@ -419,8 +442,15 @@ class HipRuntime(Runtime):
         """Launch a kernel on the current device; see :meth:`Runtime.launch`."""
         if self._forked:
             raise ForkedProcessError("rocm")
+        arguments = self._launch_arguments
         status = self._hip.hipModuleLaunchKernel(
-            function.native, *grid, *block, shared_bytes, stream, params.address, None
+            function.native,
+            *grid,
+            *block,
+            shared_bytes,
+            self._stream(stream),
+            arguments.addresses(params),
+            arguments.no_extra,
         )[0]
         if status:
             self._launch_failed(int(status), function, grid, block, shared_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import ForkedProcessError
 from .objects import Function, PreparedLaunch
@@ -10,6 +10,32 @@ from .parameters import KernelParameters
 
 if TYPE_CHECKING:
     from .hip import HipRuntime
+
+
+class LaunchArguments:
+    """Arguments of hipModuleLaunchKernel as objects that hip-python takes without converting them.
+
+    With ints each conversion looks for a buffer and a CUDA array interface first, about a microsecond each.
+    """
+
+    def __init__(self, hip: Any) -> None:
+        if hip.__name__.startswith("rocm."):
+            from rocm.bindings import _hip_helpers as helpers
+            from rocm.bindings.util.types import ListOfPointer
+
+            self._addresses = ListOfPointer
+        else:
+            from hip import _hip_helpers as helpers
+            from hip._util.types import Pointer
+
+            self._addresses = Pointer
+        self.no_extra: Any = helpers.HipModuleLaunchKernel_extra.fromObj(None)
+
+    def addresses(self, params: KernelParameters) -> Any:
+        """The array of parameter addresses; made once a parameter block, and kept by it."""
+        if params.native is None:
+            params.native = self._addresses.fromObj(params.address)
+        return params.native
 
 
 class HipLaunch(PreparedLaunch):
@@ -30,14 +56,14 @@ class HipLaunch(PreparedLaunch):
         self._runtime = runtime
         self._function = function
         self._grid = tuple(grid)
-        self._keep = params
+        self._keep = params  # HIP reads its memory
         self._call = runtime._hip.hipModuleLaunchKernel
         self._arguments = (
             *block,
             shared_bytes,
-            runtime._hip.ihipStream_t.fromObj(stream),
-            params.address,
-            None,
+            runtime._stream(stream),
+            runtime._launch_arguments.addresses(params),
+            runtime._launch_arguments.no_extra,
         )
 
     def run(self) -> None:
