@@ -28,9 +28,10 @@ def runtime() -> HipRuntime:
     return found
 
 
-def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=variables)
 
 
 def test_one_library_is_loaded(runtime: HipRuntime) -> None:
@@ -102,6 +103,18 @@ print(r.get_runtime("rocm").library, *mapped_libraries("libamdhip64.so"))
     assert run.returncode == 0, run.stderr
     first, *mapped = run.stdout.split()
     assert mapped == [first]
+
+
+def test_hidden_devices() -> None:
+    code = """
+import hipgroupgemm.runtime as r
+try:
+    r.get_runtime("rocm")
+except r.RuntimeUnavailable as error:
+    print(error)
+"""
+    run = run_python(code, HIP_VISIBLE_DEVICES="-1")
+    assert run.returncode == 0 and "HIP_VISIBLE_DEVICES" in run.stdout, run.stderr
 
 
 def test_no_error_is_left_behind(runtime: HipRuntime) -> None:

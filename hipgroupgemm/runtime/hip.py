@@ -17,7 +17,7 @@ from typing import Any
 from .base import Runtime
 from .errors import DeviceError, DeviceMemoryError, ForkedProcessError, RuntimeUnavailable
 from .hip_launch import HipLaunch, LaunchArguments
-from .hip_library import INSTALL, load_hip
+from .hip_library import NO_DEVICE, load_hip
 from .objects import DeviceInfo, Function, Module
 from .parameters import KernelParameters
 
@@ -60,13 +60,12 @@ class HipRuntime(Runtime):
     def __init__(self) -> None:
         super().__init__()
         self._hip, self.library = load_hip()
-        count = int(self._check("hipGetDeviceCount"))
+        try:
+            count = int(self._check("hipGetDeviceCount"))
+        except DeviceError as error:
+            raise RuntimeUnavailable("rocm", f"{self.library}: {error}", NO_DEVICE) from None
         if count == 0:
-            raise RuntimeUnavailable(
-                "rocm",
-                f"{self.library} sees no device (are HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES empty?)",
-                INSTALL,
-            )
+            raise RuntimeUnavailable("rocm", f"{self.library} sees no device", NO_DEVICE)
         self._count = count
         self.version = int(self._check("hipRuntimeGetVersion"))
         self._without_pools: set[int] = set()

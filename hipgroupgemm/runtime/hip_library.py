@@ -24,6 +24,11 @@ HIPRTC_STEM = "libhiprtc.so"
 _HIP_SONAMES = ("libamdhip64.so.7", "libamdhip64.so.6", HIP_STEM)
 _HIPRTC_SONAMES = ("libhiprtc.so.7", "libhiprtc.so.6", HIPRTC_STEM)
 
+_NO_DEVICE = 100
+NO_DEVICE = (
+    "Is there an AMD GPU, is its kernel driver (amdgpu) loaded, and may this user open /dev/kfd and /dev/dri"
+    " (groups render and video)? HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES can hide devices too."
+)
 INSTALL = (
     "Install ROCm's HIP runtime (6.0 or newer; a distribution's package, AMD's packages in /opt/rocm, or"
     " the ROCm"
@@ -193,7 +198,8 @@ def load_hip() -> tuple[Any, str]:
     path = single_hip_runtime() or path
     if status:
         name = getattr(hip.hipError_t(status), "name", "unknown")
-        raise RuntimeUnavailable("rocm", f"hipInit of {path} returned status {status} ({name})", INSTALL)
+        advice = NO_DEVICE if status == _NO_DEVICE else INSTALL
+        raise RuntimeUnavailable("rocm", f"hipInit of {path} returned status {status} ({name})", advice)
     return hip, path
 
 
