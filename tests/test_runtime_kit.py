@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hipgroupgemm import runtime as runtimes
-from hipgroupgemm.runtime import DeviceMemoryError, base, cache, memory, objects
+from hipgroupgemm.runtime import DeviceMemoryError, allocator, base, cache, objects
 from hipgroupgemm.runtime.objects import DeviceInfo
 
 # ---- a real or emulated device
@@ -233,9 +233,9 @@ class Allocated:
 def accounts() -> Iterator[Accounts]:
     runtime = Accounts()
     yield runtime
-    memory._defaults.pop(id(runtime), None)
+    allocator._defaults.pop(id(runtime), None)
 
 
 @pytest.fixture(autouse=True)
 def no_user_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_user_allocators", {})
+    monkeypatch.setattr(allocator, "_user_allocators", {})

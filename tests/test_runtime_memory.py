@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from test_runtime_kit import MEMORY, Accounts, Pool
 
 from hipgroupgemm.runtime import DeviceMemoryError, memory
-from hipgroupgemm.runtime.memory import Buffer, StreamAllocator, size_class
-from hipgroupgemm.runtime.scratch import pack_sections
+from hipgroupgemm.runtime.allocator import size_class
+from hipgroupgemm.runtime.memory import Buffer, StreamAllocator, pack_sections
 
 runtime, no_user_allocator = kit.accounts, kit.no_user_allocator
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_runtime_kit import Accounts, Pool
 
-from hipgroupgemm.runtime import DeviceMemoryError, memory
+from hipgroupgemm.runtime import DeviceMemoryError, allocator, memory
 from hipgroupgemm.runtime.memory import StreamAllocator
 from hipgroupgemm.runtime.scratch import Scratch
 
@@ -179,7 +179,9 @@ def test_forked_child_frees_nothing(runtime: Accounts) -> None:
             buffer.release()
             del buffer, scratch
             gc.collect()
-            status = 0 if not runtime.log and runtime not in [r for r, _ in memory._defaults.values()] else 2
+            status = (
+                0 if not runtime.log and runtime not in [r for r, _ in allocator._defaults.values()] else 2
+            )
         finally:
             os._exit(status)
     _, status = os.waitpid(child, 0)

@@ -91,8 +91,7 @@ def device_of_pointer(ptr: int) -> tuple[str, int]:
 
 
 def _search_pointer(ptr: int) -> tuple[str, int]:
-    """The slow half of :func:`device_of_pointer`: initialise runtimes that are not in use yet, and ask
-    them."""
+    """The slow half of :func:`device_of_pointer`: ask runtimes that are not in use yet."""
     if ptr == 0:
         raise ValueError(
             "ptr: got 0; want a device pointer (an array of size zero has none: take its device by name)"
@@ -129,14 +128,12 @@ def _search_pointer(ptr: int) -> tuple[str, int]:
         single_hip_runtime()  # a package loaded after ours may have brought a second one; that is said then
     raise ValueError(
         f"ptr: got {ptr:#x}, which no device of {' or '.join(asked)} has allocated; want a pointer to"
-        " device memory"
-        " (is the array on the host, or already freed?)"
+        " device memory (is the array on the host, or already freed?)"
     )
 
 
 def available_runtimes() -> list[RuntimeReport]:
-    """What this machine has, one report a kind, for ``hipgroupgemm doctor``. Never raises for a missing
-    runtime."""
+    """What this machine has, one report a kind, for ``hipgroupgemm doctor``. A missing one raises nothing."""
     from .report import report_runtime
 
     return [report_runtime(kind) for kind in KINDS]

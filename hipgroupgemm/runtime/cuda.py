@@ -138,8 +138,7 @@ class CudaRuntime(CudaDriver):
             self._check("cuCtxSynchronize")
 
     def stream_key(self, stream: int) -> int:
-        """A number for a stream that no later stream gets (negative, so that it can't be taken for a
-        handle)."""
+        """A number for a stream that no later stream gets; negative, so that it is no handle."""
         if stream in (0, 1):
             return 0
         return -1 - int(self._check("cuStreamGetId", stream))
@@ -329,8 +328,7 @@ class CudaRuntime(CudaDriver):
         )
 
     def driver_function(self, name: str) -> Any:
-        """A function of the driver library as ctypes sees it: for calls that are cheaper with prepared
-        arguments.
+        """A function of the driver library through ctypes, for calls that prepared arguments make cheaper.
 
         Raises:
             NotImplementedError: the driver is too old to have it.

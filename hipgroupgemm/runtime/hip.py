@@ -480,8 +480,7 @@ class HipRuntime(Runtime):
         if status == 1:
             where += (
                 f"; want 1 or more blocks, 1 to {info.max_threads_per_block} threads a block, fewer than"
-                " 2^32 threads"
-                f" in all, and at most {info.shared_memory_optin} bytes"
+                f" 2^32 threads in all, and at most {info.shared_memory_optin} bytes"
             )
         raise self._fail(
             "hipModuleLaunchKernel", status, where + (f": {_NOTES[status]}" if status in _NOTES else "")

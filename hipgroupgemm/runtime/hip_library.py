@@ -31,8 +31,7 @@ NO_DEVICE = (
 )
 INSTALL = (
     "Install ROCm's HIP runtime (6.0 or newer; a distribution's package, AMD's packages in /opt/rocm, or"
-    " the ROCm"
-    " wheels; ROCM_PATH names another place) and hip-python of the same major version"
+    " the ROCm wheels; ROCM_PATH names another place) and hip-python of the same major version"
     " (pip install 'hipgroupgemm[rocm]')."
 )
 
@@ -48,8 +47,7 @@ def single_hip_runtime() -> str | None:
         raise RuntimeUnavailable(
             "rocm",
             f"this process has loaded {len(found)} HIP runtimes, {' and '.join(found)}, and memory or"
-            " streams of one"
-            " are not valid in another",
+            " streams of one are not valid in another",
             "Make all packages use one of them: install packages built for one ROCm, or start Python with"
             f" LD_PRELOAD={found[0]}.",
         )
@@ -117,8 +115,7 @@ def find_hip_library() -> str:
 
 
 def find_hiprtc_library(hip_library: str) -> str:
-    """Path or soname of the hipRTC that goes with a HIP runtime: loaded already, or beside it, or the
-    system's."""
+    """The hipRTC that goes with a HIP runtime: loaded already, or beside it, or the system's."""
     loaded = mapped_libraries(HIPRTC_STEM)
     if loaded:
         return loaded[0]
@@ -153,8 +150,7 @@ def import_bindings() -> tuple[Any, Any]:
 
 @contextmanager
 def _bound_to(hip_module: Any, paths: dict[str, str]) -> Iterator[None]:
-    """While this is entered, hip-python opens the libraries of ``paths`` (by short name) when it opens
-    any."""
+    """While this is entered, hip-python opens the libraries of ``paths`` (short name: path)."""
     if hip_module.__name__.startswith("rocm."):
         # version 10 asks this function at its first call of each library, and remembers the answer
         from rocm.bindings.util import paths as resolver
@@ -204,8 +200,7 @@ def load_hip() -> tuple[Any, str]:
 
 
 def load_hiprtc() -> tuple[Any, tuple[int, int]]:
-    """hip-python's hiprtc module, bound to the hipRTC of this process's HIP runtime; and its (major, minor)
-    version.
+    """hip-python's hiprtc module, bound to this process's hipRTC; and its (major, minor) version.
 
     Needs no device. The version stayed at (9, 0) through many releases.
 

@@ -81,8 +81,7 @@ class TensorMapEncoder:
         if any(not 1 <= extent <= 256 for extent in box) or inner % 16 or (swizzle and inner > swizzle):
             raise ValueError(
                 f"box: got {tuple(box)} of {element_type} with swizzle {swizzle}; want 1 to 256 elements a"
-                " dimension,"
-                " the innermost a multiple of 16 bytes and no wider than the swizzle"
+                " dimension, the innermost a multiple of 16 bytes and no wider than the swizzle"
             )
         self.runtime = runtime
         self.element_type = element_type
@@ -179,8 +178,7 @@ def encode_tensor_map(
     l2_promotion: int = 128,
     fill_nan: bool = False,
 ) -> bytes:
-    """One tensor map as bytes; arguments as for :class:`TensorMapEncoder`, which is the quick way for
-    many."""
+    """One tensor map as bytes; arguments as for :class:`TensorMapEncoder`, which is quicker for many."""
     encoder = TensorMapEncoder(
         runtime, element_type, box, swizzle=swizzle, l2_promotion=l2_promotion, fill_nan=fill_nan
     )
