@@ -66,8 +66,7 @@ def cache_key(
 
 
 def default_directory() -> Path | None:
-    """Where the cache lies: HIPGROUPGEMM_CACHE_DIR, or the user's cache directory; None when there is no
-    home."""
+    """HIPGROUPGEMM_CACHE_DIR, or a place in the user's cache directory; None when there is no home."""
     named = os.environ.get(ENVIRONMENT_VARIABLE)
     if named:
         return Path(named).expanduser()
@@ -98,8 +97,7 @@ class CompileCache:
         return self.directory / "code" / key[:2] / f"{key}.bin" if self.directory is not None else None
 
     def get(self, key: str) -> bytes | None:
-        """The code stored under ``key``; None when there is none, or when it was damaged (then it is
-        dropped)."""
+        """The code stored under ``key``, or None. A damaged entry is dropped."""
         path = self.path(key)
         if path is None:
             return None
@@ -119,14 +117,15 @@ class CompileCache:
         return code
 
     def put(self, key: str, code: bytes) -> bool:
-        """Store code under ``key``; whether that worked. Never raises for a directory that can't be
-        written."""
+        """Store code under ``key``; whether that worked. A directory that can't be written is no error."""
         path = self.path(key)
         if path is None:
             return False
         temporary = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for directory in (path.parent.parent.parent, path.parent.parent, path.parent):
+                # for the user alone: who can write here can run code in the user's processes
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(_MAGIC + self._digest(key, code))
@@ -178,8 +177,7 @@ class CompileCache:
             self._warned = True
             _log.warning(
                 "compile cache: can't %s %s (%s); kernels are compiled anew in every process. Set %s to a"
-                " directory"
-                " that can be written",
+                " directory that can be written",
                 what,
                 path,
                 error,

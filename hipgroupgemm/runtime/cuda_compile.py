@@ -73,8 +73,7 @@ def target_options(architecture: str, supported: Sequence[int]) -> tuple[str, bo
     if not older:
         raise ValueError(
             f"device_arch: got {architecture}; this NVRTC compiles for sm_{min(supported)} and later."
-            " Install an older"
-            " NVRTC"
+            " Install an older NVRTC"
         )
     return f"--gpu-architecture=compute_{max(older)}", False
 

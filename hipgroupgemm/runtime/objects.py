@@ -84,8 +84,7 @@ class Module:
                 if shared_bytes > limit:
                     raise ValueError(
                         f"shared_bytes: kernel {name} wants {shared_bytes} bytes of shared memory a block;"
-                        " device"
-                        f" {self.device} gives {limit} at most. Choose a smaller tile or fewer stages"
+                        f" device {self.device} gives {limit} at most. Choose a smaller tile or fewer stages"
                     )
                 self.runtime._set_shared_limit(function, shared_bytes)
                 function.shared_limit = shared_bytes
@@ -146,8 +145,7 @@ class UseDevice:
 
 
 class PreparedLaunch(abc.ABC):
-    """A launch whose every argument is fixed but the contents of its parameter block; :meth:`run` is the fast
-    path."""
+    """A launch with every argument fixed but the contents of its parameter block."""
 
     @abc.abstractmethod
     def run(self) -> None:

@@ -90,6 +90,7 @@ class KernelParameters:
         buffer_address: of the values, laid out as a C struct (host memory).
         nbytes: size of the values up to the end of the last one.
         offsets: of each value in that struct, in bytes.
+        native: for the bindings, which may keep an object for ``address`` here.
 
     Values start as zeros. ``params[i] = value`` changes one, ``params.set(value, ...)`` all of them at once,
     which costs little more than changing two.
@@ -107,6 +108,7 @@ class KernelParameters:
         "buffer_address",
         "kinds",
         "names",
+        "native",
         "nbytes",
         "offsets",
         "sizes",
@@ -130,6 +132,7 @@ class KernelParameters:
         self.offsets = tuple(offsets)
         self.sizes = tuple(size for _, size, _ in layouts)
         self.nbytes = end
+        self.native: Any = None
         # ctypes aligns no better than malloc does, so the block starts at the first multiple inside a larger
         # one
         self._storage = (ctypes.c_char * (end + BLOCK_ALIGNMENT))()
