@@ -146,7 +146,7 @@ def test_end_offsets_and_strided_sizes(rng):
 
 
 def test_sizes_on_the_host(rng):
-    problem = make_problem(rng, Mode.NON_CONTRACTING, 30, 16, 16, [10, 0, 15], "float16", library=HIP)
+    problem = make_problem(rng, Mode.NON_CONTRACTING, 30, 16, 16, [10, 0, 15], "float16", poison=frozenset(), library=HIP)
     for sizes in ([10, 0, 15], [0, 30, 0], [1, 2, 3], [30, 0, 0], [0, 0, 0], [7, 7, 7]):  # more of them than pinned pieces
         problem.sizes = Operand(np.array(sizes, np.int16), library=HostSizes(DEVICE))
         problem.check(backend="hipblaslt")
@@ -323,12 +323,22 @@ def test_several_streams_and_threads(rng):
     from hipgroupgemm.runtime import get_runtime
 
     runtime = get_runtime("rocm")
+    streams = [0, runtime.create_stream(0)]
     problems = [
-        make_problem(rng, Mode.NON_CONTRACTING, 30, 16, 16, random_sizes(rng, 30, 3, full=True), "float16", library=HIP) for _ in range(4)
+        make_problem(
+            rng,
+            Mode.NON_CONTRACTING,
+            30,
+            16,
+            16,
+            random_sizes(rng, 30, 3, full=True),
+            "float16",
+            library=DeviceLibrary(DEVICE, streams[number % 2]),
+        )
+        for number in range(4)
     ]
     first = problems[0]
     config = hgg.config_for_ragged_dot(first.lhs.array, first.rhs.array, first.sizes.array)
-    streams = [0, runtime.create_stream(0)]
     errors: list[BaseException] = []
 
     def work(plan, number):
@@ -350,7 +360,6 @@ def test_several_streams_and_threads(rng):
     for problem in problems:
         value, magnitude = problem.expected()
         assert (np.abs(problem.out.read().astype(float) - value) <= 1e-2 * (1 + magnitude)).all()
-    runtime.destroy_stream(streams[1])
 
 
 def test_graph_capture(rng):
