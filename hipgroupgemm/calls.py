@@ -281,7 +281,7 @@ def stream_handle(stream: Any) -> int | None:
 
 def _real(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, np.floating, np.integer)):
-        if isinstance(value, numbers.Complex):
+        if isinstance(value, numbers.Complex) and not isinstance(value, bool):
             raise NotImplementedError(f"{name}={value!r}: must be real")
         raise TypeError(f"{name}: got {type(value).__name__}, wanted a real number on the host")
     result = float(value)

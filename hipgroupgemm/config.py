@@ -157,8 +157,8 @@ class GroupedGemmConfig:
     def key(self, capacity: int | None = None) -> GroupedGemmConfig:
         """What plans, compiled kernels and stored tuning results are looked up by: this config with what may vary a call removed.
 
-        The ragged extent is raised to `capacity` (default: its own, `capacity_of`), and so are the strides that follow from it in a
-        packed operand; alpha becomes 1; beta becomes 1 where it is not 0, and where it is 0 c takes out's layout, being never read.
+        The ragged extent is raised to `capacity` (default: its own, `capacity_of`), and with it the strides of axes that lie outside of
+        the ragged one and would not leave it that much room; alpha becomes 1; beta becomes 1 where it is not 0, and where it is 0 c takes out's layout, being never read.
         Two problems with equal keys can be run by one plan.
 
         Raises ValueError when `capacity` is below the ragged extent.
@@ -177,17 +177,17 @@ class GroupedGemmConfig:
         mode = self.ragged_mode
         if mode is RaggedDotMode.NON_CONTRACTING:
             new["m"] = capacity
-            new.update(self._packed("lhs", self.m, capacity, self.k, ragged_is_inner=self.trans_a))
-            new.update(self._packed("output", self.m, capacity, self.n, ragged_is_inner=not self.must_swap_operands))
-            new.update(self._packed("c", self.m, capacity, self.n, ragged_is_inner=not self.must_swap_operands))
+            new.update(self._raised("lhs", self.m, capacity, self.k, ragged_is_inner=self.trans_a))
+            new.update(self._raised("output", self.m, capacity, self.n, ragged_is_inner=not self.must_swap_operands))
+            new.update(self._raised("c", self.m, capacity, self.n, ragged_is_inner=not self.must_swap_operands))
             new["stride_ragged_dim"] = new["lhs_inner_stride" if self.trans_a else "lhs_leading_dim_stride"]
             out_row = "leading_dim_stride" if self.must_swap_operands else "inner_stride"
             new["output_stride_ragged_dim"] = new[f"output_{out_row}"]
             new["c_stride_ragged_dim"] = new[f"c_{out_row}"]
         elif mode is RaggedDotMode.CONTRACTING:
             new["k"] = capacity
-            new.update(self._packed("lhs", self.k, capacity, self.m, ragged_is_inner=not self.trans_a))
-            new.update(self._packed("rhs", self.k, capacity, self.n, ragged_is_inner=self.trans_b))
+            new.update(self._raised("lhs", self.k, capacity, self.m, ragged_is_inner=not self.trans_a))
+            new.update(self._raised("rhs", self.k, capacity, self.n, ragged_is_inner=self.trans_b))
             new["stride_ragged_dim"] = new["lhs_leading_dim_stride" if self.trans_a else "lhs_inner_stride"]
             new["stride_group_dim"] = new["rhs_inner_stride" if self.trans_b else "rhs_leading_dim_stride"]
         if not self.beta:
@@ -198,22 +198,25 @@ class GroupedGemmConfig:
                 new[c] = new.get(out, getattr(self, out))
         return dataclasses.replace(self, **new)
 
-    def _packed(self, which: str, extent: int, capacity: int, other: int, *, ragged_is_inner: bool) -> dict[str, int]:
-        """The strides that operand `which` has at `capacity` where it is packed along its ragged axis of `extent` rows."""
-        leading, inner, batch = (
-            getattr(self, f"{which}_leading_dim_stride"),
-            getattr(self, f"{which}_inner_stride"),
-            getattr(self, f"{which}_batch_stride"),
-        )
-        outer_extent, outer_capacity = (other, other) if ragged_is_inner else (extent, capacity)
-        at_capacity = capacity * inner if ragged_is_inner and leading == extent * inner else leading
-        if self.batch_count > 1 and batch == outer_extent * leading:
-            batch = outer_capacity * at_capacity
-        return {
-            f"{which}_leading_dim_stride": at_capacity,
-            f"{which}_inner_stride": inner,
-            f"{which}_batch_stride": batch,
-        }
+    def _raised(self, which: str, extent: int, capacity: int, other: int, *, ragged_is_inner: bool) -> dict[str, int]:
+        """The strides that operand `which` needs at `capacity`, where its ragged axis has `extent` now: axes that lie outside of the
+        ragged one, packed or padded by less than the capacity takes, move outwards; the others stay.
+        """
+        inner, leading = ((extent, capacity), (other, other)) if ragged_is_inner else ((other, other), (extent, capacity))
+        axes = {"inner_stride": inner, "leading_dim_stride": leading, "batch_stride": (self.batch_count, self.batch_count)}
+        raised = {f"{which}_{name}": getattr(self, f"{which}_{name}") for name in axes}
+        ragged = "inner_stride" if ragged_is_inner else "leading_dim_stride"
+        reach = reach_at_capacity = 1
+        for name in sorted(axes, key=lambda name: (raised[f"{which}_{name}"], axes[name])):
+            stride = raised[f"{which}_{name}"]
+            if stride == 0:
+                continue
+            new = max(stride, reach_at_capacity) if stride >= reach else stride
+            raised[f"{which}_{name}"] = new
+            reach += stride * (max(axes[name][0], 1) - 1)
+            # packed operands may have a step behind their last row as well, so the ragged axis counts in full
+            reach_at_capacity = new * capacity if name == ragged else reach_at_capacity + new * (max(axes[name][1], 1) - 1)
+        return raised
 
     # ---- strides by axis ---------------------------------------------------------------------------------------------------
 
