@@ -116,7 +116,7 @@ class Layout:
 
 
 PACKED = Layout()
-UNALIGNED = Layout(pad=3, lead=1)
+UNALIGNED = Layout(pad=2, lead=1)
 """Like a [1:, 1:] of a bigger array: neither the address nor the rows are multiples of 16 bytes."""
 
 
