@@ -172,7 +172,8 @@ def _sizes_of(config: GroupedGemmConfig, sizes: ArrayView) -> ArrayView:
     """
     if sizes.ndim == 1:
         return sizes
-    shape, strides = (config.group_total,), sizes.strides[-1:]
+    shape: tuple[int, ...] = (config.group_total,)
+    strides = sizes.strides[-1:]
     if config.sizes_per_batch:
         steps = [stride for extent, stride in zip(sizes.shape[:-1], sizes.strides[:-1], strict=True) if extent != 1]
         shape, strides = (config.batch_count, *shape), (steps[-1], *strides)
