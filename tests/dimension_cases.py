@@ -109,9 +109,13 @@ _BMK = (((2,), (2,)), ((0,), (1,)))
 WRONG = [
     WrongCase("k differs", (6, 5), (2, 4, 3), (2,), _MK, (0,), (0,), ("contracting", "(5,)", "(4,)", "equal")),
     WrongCase("batch differs", (2, 6, 5), (3, 4, 5, 7), (3,), _BMK, (1,), (0,), ("batch", "(2,)", "(4,)", "equal")),
-    WrongCase("lhs axis out of range", (6, 5), (2, 5, 3), (2,), (((2,), (1,)), ((), ())), (0,), (0,), ("lhs_contracting", "(2,)", "2 axes")),
+    WrongCase(
+        "lhs axis out of range", (6, 5), (2, 5, 3), (2,), (((2,), (1,)), ((), ())), (0,), (0,), ("lhs_contracting", "(2,)", "2 axes")
+    ),
     WrongCase("lhs axis negative", (6, 5), (2, 5, 3), (2,), (((-1,), (1,)), ((), ())), (0,), (0,), ("lhs_contracting", "-1")),
-    WrongCase("rhs axis out of range", (6, 5), (2, 5, 3), (2,), (((1,), (3,)), ((), ())), (0,), (0,), ("rhs_contracting", "(3,)", "3 axes")),
+    WrongCase(
+        "rhs axis out of range", (6, 5), (2, 5, 3), (2,), (((1,), (3,)), ((), ())), (0,), (0,), ("rhs_contracting", "(3,)", "3 axes")
+    ),
     WrongCase("batch axis out of range", (2, 6, 5), (3, 2, 5, 7), (3,), (((2,), (2,)), ((4,), (1,))), (1,), (0,), ("lhs_batch", "4")),
     WrongCase("ragged axis out of range", (6, 5), (2, 5, 3), (2,), _MK, (2,), (0,), ("lhs_ragged_dimensions", "2")),
     WrongCase("ragged axis negative", (6, 5), (2, 5, 3), (2,), _MK, (-2,), (0,), ("lhs_ragged_dimensions", "-2")),

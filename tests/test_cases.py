@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import oracle
 import pytest
-from generators import UNALIGNED, Layout, Operand, assert_close, case_problem, dtype_of, load_cases, random_values
+from comparison import assert_close
+from generators import UNALIGNED, Layout, Operand, case_problem, dtype_of, load_cases, random_values
 
 import hipgroupgemm as hgg
 

@@ -8,13 +8,13 @@ import os
 
 import numpy as np
 import pytest
+from comparison import assert_close
 from generators import (
     FORWARD,
     WEIGHT_GRADIENT,
     Layout,
     Mode,
     Operand,
-    assert_close,
     dtype_of,
     make_problem,
     random_layout,
@@ -255,7 +255,9 @@ def test_out_may_not_overlap_itself(rng):
             hgg.ragged_dot(lhs, rhs, [2, 2], out=as_strided(memory, (4, 5), strides))
     numbers = hgg.RaggedDotDimensionNumbers((((3,), (1,)), ((), ())), (1,), (0,))
     with pytest.raises(ValueError, match="out: its elements overlap"):  # where operands do not collapse to a config as well
-        hgg.ragged_dot_general(np.ones((2, 3, 4, 5), "f4"), np.ones((2, 5, 3), "f4"), [1, 2], numbers, out=as_strided(memory, (2, 3, 4, 3), (0, 48, 12, 4)))
+        hgg.ragged_dot_general(
+            np.ones((2, 3, 4, 5), "f4"), np.ones((2, 5, 3), "f4"), [1, 2], numbers, out=as_strided(memory, (2, 3, 4, 3), (0, 48, 12, 4))
+        )
     assert hgg.ragged_dot(lhs[:1], rhs, [1, 0], out=as_strided(memory, (1, 5), (0, 4))).shape == (1, 5)
     assert not memory[5:].any()
 

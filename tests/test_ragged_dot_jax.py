@@ -11,8 +11,9 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from comparison import assert_close
 from dimension_cases import random_case
-from generators import FLOATS, FORWARD, SIZE_TYPES, WEIGHT_GRADIENT, Mode, assert_close, dtype_of, random_sizes, random_values
+from generators import FLOATS, FORWARD, SIZE_TYPES, WEIGHT_GRADIENT, Mode, dtype_of, random_sizes, random_values
 
 import hipgroupgemm as hgg
 

@@ -7,13 +7,13 @@ import itertools
 import numpy as np
 import oracle
 import pytest
+from comparison import assert_close
 from generators import (
     FLOAT8S,
     FORWARD,
     WEIGHT_GRADIENT,
     Layout,
     Mode,
-    assert_close,
     dtype_of,
     empty_patterns,
     make_problem,
@@ -51,7 +51,15 @@ def judge(problem, *, count=None):
 @RAGGED
 @KINDS
 def test_alpha_beta_and_c(mode, dtype, rng):
-    for alpha, beta, c in [(1, 1, "array"), (2, 0.5, "array"), (0.5, 1, "out"), (-1.5, -2, "out"), (0, 3, "array"), (0, 0, None), (3, 0, None)]:
+    for alpha, beta, c in [
+        (1, 1, "array"),
+        (2, 0.5, "array"),
+        (0.5, 1, "out"),
+        (-1.5, -2, "out"),
+        (0, 3, "array"),
+        (0, 0, None),
+        (3, 0, None),
+    ]:
         sizes = random_sizes(rng, 33, 5)
         out_dtype = "float32" if rng.random() < 0.5 and dtype != "float64" else None
         extents = (33, 7, 9) if mode is NON_CONTRACTING else (7, 9, 33)
@@ -112,7 +120,9 @@ def test_the_result_is_rounded_once(rng):
 def test_bias_goes_to_covered_rows_only(dtype, rng):
     for layout in (Layout(), Layout(pad=3, lead=1), Layout(order=(1, 0)), Layout(broadcast=(0,))):
         sizes = random_sizes(rng, 30, 5)
-        problem = make_problem(rng, NON_CONTRACTING, 30, 7, 9, sizes, dtype, bias=True, alpha=2, beta=0.5, c="array", layouts={"bias": layout})
+        problem = make_problem(
+            rng, NON_CONTRACTING, 30, 7, 9, sizes, dtype, bias=True, alpha=2, beta=0.5, c="array", layouts={"bias": layout}
+        )
         judge(problem)
         plain = judge(make_problem(rng, NON_CONTRACTING, 30, 7, 9, sizes, dtype, bias=True))
         assert not plain[sizes.sum() :].astype(np.float64).any()
@@ -149,7 +159,9 @@ def test_tail_undefined_still_writes_every_slab(rng):
 
 
 @RAGGED
-@pytest.mark.parametrize("form", [int, np.int16, lambda v: np.array([v], np.int32), lambda v: np.array(v, np.uint8)], ids=["int", "np", "(1,)", "()"])
+@pytest.mark.parametrize(
+    "form", [int, np.int16, lambda v: np.array([v], np.int32), lambda v: np.array(v, np.uint8)], ids=["int", "np", "(1,)", "()"]
+)
 def test_group_offset(mode, form, rng):
     for offset, count in itertools.product(range(4), range(3)):
         if offset + count > 4:
@@ -251,7 +263,7 @@ def test_the_reference_clamps_wrong_sizes_as_a_device_does(mode, sizes, offs, wo
 
 def test_wrong_sizes_name_the_batch_entry(rng):
     problem = make_problem(rng, NON_CONTRACTING, 10, 3, 4, [[5, 5], [5, 6], [20, 0]], batch=3, poison=frozenset())
-    with pytest.raises(ValueError, match="group 1 of batch entry 1.*6 rows wanted, 5 left of 10"):
+    with pytest.raises(ValueError, match=r"group 1 of batch entry 1.*6 rows wanted, 5 left of 10"):
         problem.run()
 
 
