@@ -120,8 +120,8 @@ def _store(out: Any, xp: Any, a: Any, b: Any) -> None:
 
 
 BASELINES: dict[str, tuple[str, Callable[[Lab, Operands], None]]] = {
-    PADDED: ("every group over all rows, masked", padded_dot),
-    "padded_batch": ("capacity = largest group", padded_batch),
-    "loop": ("one product a group", loop),
+    PADDED: ("all rows, masked", padded_dot),
+    "padded_batch": ("capacity max(sizes)", padded_batch),
+    "loop": ("a product a group", loop),
 }
 """Name to (what it does, the function)."""

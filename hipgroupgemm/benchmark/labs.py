@@ -1,5 +1,7 @@
 """Labs: what a benchmark needs of an array library and its device. NumPy on the CPU, CuPy on CUDA and ROCm."""
 
+# ruff: noqa: D102 - what the methods do stands in Lab, once
+
 from __future__ import annotations
 
 import abc
