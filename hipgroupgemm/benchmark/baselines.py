@@ -96,7 +96,7 @@ def padded_batch(lab: Lab, operands: Operands) -> None:
 def loop(lab: Lab, operands: Operands) -> None:
     """One product a group, see above; writes operands.out."""
     xp, out, end = lab.xp, operands.out, 0
-    weights = None if operands.contracting else operands.weights
+    weights: Any = None if operands.contracting else operands.weights
     for group, size in enumerate(operands.host_sizes.tolist()):
         rows = slice(end, end + size)
         end += size

@@ -41,7 +41,7 @@ def measure_ceilings(lab: Lab, dtype: np.dtype[Any], seed: int = 0) -> Ceilings:
     On a CPU, 16- and 8-bit products are computed in float32, so it is float32's product that bounds them.
     """
     rng = np.random.default_rng(seed)
-    extent, runs, nbytes = (2048, 6, 256 << 20) if lab.device.kind == "cpu" else (8192, 12, 1 << 30)
+    extent, runs, nbytes = (1536, 5, 128 << 20) if lab.device.kind == "cpu" else (8192, 12, 1 << 30)
     kind = lab.product_dtype(dtype)
     a, b = lab.normal((extent, extent), kind, rng), lab.normal((extent, extent), kind, rng)
     out = lab.xp.empty((extent, extent), kind)

@@ -31,12 +31,12 @@ from hipgroupgemm.workloads import (
     scale_group_sizes,
 )
 
-__all__ = ["AUTO_PADDED_FLOPS", "Request", "Result", "measure", "plan_jobs", "run", "stdout_console"]
+__all__ = ["AUTO_PADDED_FLOPS", "Request", "Result", "measure", "plan_jobs", "plot_note", "print_machine", "run", "stdout_console"]
 
 AUTO_PADDED_FLOPS = 10**10
 """On a CPU a shape is scaled until a padded dot takes at most so many operations: a tenth of a second on two cores."""
 
-TIME_LIMIT = 85.0
+TIME_LIMIT = 65.0
 """Seconds that a benchmark on a CPU with nothing said about scale or repetitions gives to its jobs: it ends within two minutes."""
 
 INTERRUPTED = 130
@@ -125,10 +125,7 @@ def run(request: Request) -> int:
     console = stdout_console()
     result = measure(request)
     print_rows(console, result.rows)
-    if result.ceilings is not None:
-        console.print(f"device: {result.context['device']}; ceilings: {result.ceilings.describe()}", highlight=False, soft_wrap=True)
-    if any(row.scale != 1 for row in result.rows):
-        console.print("Shapes are scaled, as their titles say; --scale 1 runs the published ones.", highlight=False, soft_wrap=True)
+    print_machine(console, result)
     _write(request, result, console)
     bad = [row for row in result.rows if row.status not in FINE]
     if bad:
@@ -175,6 +172,7 @@ def _context(request: Request, lab: Lab, dtype: np.dtype[Any]) -> dict[str, Any]
         "requested_scale": "auto" if request.scale is None else request.scale,
         "operand_dtype": dtype.name,
         "requested_distribution": request.distribution,
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         **facts,
     }
 
@@ -219,6 +217,20 @@ def stdout_console() -> Console:
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return Console()
     return Console(width=_PLAIN_WIDTH)
+
+
+def print_machine(console: Console, result: Result) -> None:
+    """On what it was measured, what bounds it, and what to make of it."""
+    if result.ceilings is not None:
+        console.print(f"device: {result.context['device']}; ceilings: {result.ceilings.describe()}", highlight=False, soft_wrap=True)
+    if any(row.scale != 1 for row in result.rows):
+        console.print("Shapes are scaled, as their titles say; --scale 1 runs the published ones.", highlight=False, soft_wrap=True)
+    load, cores = result.context.get("load_average"), result.context["cores"]
+    if load is not None and load > cores / 2:
+        text = (
+            f"The load average was {load:.1f} on {cores} cores before this began: others were at work, so the times are not to be trusted."
+        )
+        console.print(text, style="yellow", highlight=False, soft_wrap=True)
 
 
 def _write(request: Request, result: Result, console: Console) -> None:

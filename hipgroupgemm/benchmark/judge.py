@@ -92,7 +92,7 @@ class Judge:
                 part = result[int(self._ends[group] - o.host_sizes[group]) : int(self._ends[group])]
             comparison.add(part[picked], expected, magnitude, where)
         if o.contracting:
-            for group in np.flatnonzero(o.host_sizes == 0):
+            for group in np.flatnonzero(o.host_sizes == 0).tolist():
                 comparison.add(result[group], np.zeros(result[group].shape), 0.0, f"the slab of empty group {group}")
         else:
             tail = result[int(self._ends[-1]) :]

@@ -57,7 +57,9 @@ def _values(rows: Sequence[Row], backend: str, field: str) -> dict[tuple[str, st
 
 def _model(row: Row) -> str:
     name = row.model if row.model.count(",") != 3 else f"M={row.m} K={row.k}\nN={row.n}"
-    name = name.replace("-published", "\npublished").replace("-reduced", "\nreduced").replace("-large", "\nlarge")
+    name = (
+        name.replace("-published", "\npublished").replace("-reduced", "\nreduced").replace("-large", "\nlarge").replace("-test-", "\ntest-")
+    )
     scaled = f", 1/{row.scale}" if row.scale != 1 else ""
     return f"{name}\nE={row.e}{scaled}"
 
@@ -71,7 +73,7 @@ def _save(panels: Sequence[tuple[Sequence[Row], Any]], path: Path, title: str) -
     if not jobs:
         raise ValueError("rows: none has the value to plot; run at least one backend, with the padded_dot baseline for speed-ups")
     models = max(len(dict.fromkeys(_model(row) for row in rows)) for rows, _, _ in jobs)
-    figure = Figure(figsize=(max(7.5, 1.15 * models + 2.2), 0.8 + 3.7 * len(jobs)), layout="constrained")
+    figure = Figure(figsize=(max(7.5, 1.2 * models + 2.2), 0.8 + 3.7 * len(jobs)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(jobs), 1, squeeze=False)[:, 0]
     for axis, (rows, draw, backend) in zip(axes, jobs, strict=True):
