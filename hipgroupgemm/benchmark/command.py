@@ -213,10 +213,11 @@ def _state(row: Row) -> str:
 
 
 def stdout_console() -> Console:
-    """A console on stdout; where that is no terminal, as wide as the whole table, or as COLUMNS says."""
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+    """A console on stdout; where that is no terminal, wide enough for the whole table, whatever COLUMNS says of some other window."""
+    if sys.stdout.isatty():
         return Console()
-    return Console(width=_PLAIN_WIDTH)
+    columns = os.environ.get("COLUMNS", "")
+    return Console(width=max(_PLAIN_WIDTH, int(columns) if columns.isdigit() else 0))
 
 
 def print_machine(console: Console, result: Result) -> None:
