@@ -140,8 +140,11 @@ class Operands:
         )
 
     def run(self, executable: Executable, config: GroupedGemmConfig) -> None:
-        """Orders the streams, launches, and checks where asked to. Where out has no elements there is nothing to launch."""
-        if 0 in self.output.shape:
+        """Orders the streams, launches, and checks where asked to.
+
+        Where out has no elements there is nothing to launch, unless sizes on a device may be wrong.
+        """
+        if 0 in self.output.shape and self.sizes.device.kind == "cpu":
             return
         self._order_streams(before=True)
         executable.execute(self.arguments(config))

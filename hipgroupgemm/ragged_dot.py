@@ -181,8 +181,6 @@ def ragged_dot_general(
     else:
         with _plans.lease(binding.config, operands.device, backend, deterministic) as plan:
             plan._run(operands, binding.config)
-    elif backend is not None:
-        get_backend(backend)  # nothing to compute is no reason to take a name that nobody has
     return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else out
 
 
