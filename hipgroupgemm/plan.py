@@ -335,10 +335,10 @@ class GroupedMatmulPlan:
                 packed = packed_strides(axes.out_shape, dtype.itemsize)
                 stand_in = ArrayView(0, axes.out_shape, packed, dtype, operands.device, "")
                 inputs = config_from_views(axes, operands.lhs, operands.rhs, stand_in, operands.sizes, precision=precision, like=key)
+                differences = _differences(inputs.key(key.ragged_extent), key, of_inputs=True)
             except (TypeError, ValueError, DoesNotCollapse) as refused:
                 reasons.append((99, refused))
                 continue
-            differences = _differences(inputs.key(key.ragged_extent), key, of_inputs=True)
             if differences:
                 reasons.append((len(differences), _mismatch(differences)))
                 continue

@@ -72,6 +72,7 @@ def ragged_dot_reference(
         raise NotImplementedError(f"ragged_dot_reference: lhs is on {operands.device}; it computes on the CPU, copy the operands there")
     axes, out_dtype = shapes_of(operands, Wanted(ragged_dot_dimension_numbers, precision, preferred_element_type, group_count))
     check_bias(axes, operands, operands.expected_output(axes.out_shape, out_dtype))
+    operands.require_memory()
     operands.take_output(axes.out_shape, out_dtype)
     kind = compute_type_of(operands.lhs.dtype, operands.rhs.dtype) if accumulate is None else accumulate
     accumulator = dtype_of(kind, "accumulate")

@@ -16,6 +16,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from comparison import assert_close
 
 import hipgroupgemm as hgg
 from hipgroupgemm.dimension_numbers import BASIC
@@ -66,9 +67,7 @@ class Library:
         """The bytes of what `to_device` made, copied back."""
         return storage.copy()
 
-    def view(
-        self, storage: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> Any:
+    def view(self, storage: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """An array in `storage`, starting at byte `offset`, strides in bytes: what the package is given."""
         return np.ndarray(shape, dtype, storage, offset, strides)
 
@@ -116,7 +115,7 @@ class Layout:
 
 
 PACKED = Layout()
-UNALIGNED = Layout(pad=3, lead=1)
+UNALIGNED = Layout(pad=2, lead=1)
 """Like a [1:, 1:] of a bigger array: neither the address nor the rows are multiples of 16 bytes."""
 
 
@@ -149,6 +148,9 @@ class Operand:
         self.values = self._host(self.before).copy()
         self.storage = library.to_device(self.before)
         self.array = library.view(self.storage, self.offset, self.shape, self.strides, self.dtype)
+
+    def __repr__(self) -> str:
+        return f"<{self.dtype.name} {self.shape} strides {self.strides} at {self.offset}>"
 
     def _host(self, storage: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return np.ndarray(self.shape, self.dtype, storage, self.offset, self.strides)
@@ -431,49 +433,6 @@ def _poison(
             lhs[at] = np.nan
             if mode is Mode.CONTRACTING:
                 rhs[at] = np.nan
-
-
-# ---- comparison ----------------------------------------------------------------------------------------------------------------
-
-
-def unit_roundoff(dtype: np.dtype[Any]) -> float:
-    """The largest relative error of rounding to nearest in a type."""
-    return float(ml_dtypes.finfo(dtype).eps) / 2
-
-
-def error_bound(
-    value: np.ndarray[Any, Any], magnitude: np.ndarray[Any, Any], length: int, operands: Sequence[np.dtype[Any]], out: np.dtype[Any]
-) -> np.ndarray[Any, Any]:
-    """How far a right result may be from the exact one, element by element.
-
-    A sum of `length` products in a type of roundoff u is off by at most length * u times the sum of the products' magnitudes
-    (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), whatever the order; scaling by alpha and beta, adding c and bias
-    round a few times more; and the result is rounded once to out's type, subnormals included.
-    """
-    accumulate = np.dtype(np.float64 if np.dtype(np.float64) in operands else np.float32)
-    bound = (length + 4) * unit_roundoff(accumulate) * np.abs(magnitude)
-    bound = bound + unit_roundoff(out) * (np.abs(value) + bound)
-    return bound + float(ml_dtypes.finfo(out).smallest_subnormal) / 2
-
-
-def assert_close(
-    result: np.ndarray[Any, Any],
-    value: np.ndarray[Any, Any],
-    magnitude: np.ndarray[Any, Any],
-    length: int,
-    operands: Sequence[np.dtype[Any]],
-) -> None:
-    """Fails where the result is off by more than `error_bound`, or not finite, or of another shape."""
-    assert result.shape == value.shape, f"shape {result.shape}, wanted {value.shape}"
-    got = result.astype(np.float64)
-    bound = error_bound(value, magnitude, length, operands, result.dtype)
-    wrong = ~(np.abs(got - value) <= bound)  # NaN counts as wrong
-    if wrong.any():
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise AssertionError(
-            f"{int(wrong.sum())} of {wrong.size} elements are wrong; the first at {at}: got {got[at]!r}, wanted {value[at]!r} "
-            f"within {bound[at]:.3g}"
-        )
 
 
 # ---- the case file -------------------------------------------------------------------------------------------------------------

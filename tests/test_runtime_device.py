@@ -137,9 +137,7 @@ def test_whose_pointer(runtime: base.Runtime, stream: int) -> None:
 def test_out_of_memory(runtime: base.Runtime, stream: int) -> None:
     _, total = runtime.memory_info(0)
     for call in (lambda: runtime.malloc(2 * total, 0, stream), lambda: runtime.malloc_plain(2 * total, 0)):
-        with pytest.raises(
-            runtimes.DeviceMemoryError, match=f"wanted {2 * total} bytes on device 0"
-        ) as caught:
+        with pytest.raises(runtimes.DeviceMemoryError, match=f"wanted {2 * total} bytes on device 0") as caught:
             call()
         assert isinstance(caught.value, MemoryError) and caught.value.status == 2
     with Device(runtime, np.arange(5), stream) as still:
@@ -148,9 +146,7 @@ def test_out_of_memory(runtime: base.Runtime, stream: int) -> None:
 
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("count", [1, 999])
-def test_launch(
-    runtime: base.Runtime, module: objects.Module, stream: int, count: int, prepared: bool
-) -> None:
+def test_launch(runtime: base.Runtime, module: objects.Module, stream: int, count: int, prepared: bool) -> None:
     function = module.get_function("scale")
     params = KernelParameters(["ptr", "ptr", "i32", "f32"], ["out", "in", "n", "factor"])
     data = np.random.default_rng().standard_normal(count).astype(np.float32)
@@ -167,9 +163,7 @@ def test_launch(
             np.testing.assert_array_equal(target.read(), data * np.float32(factor))
 
 
-def test_prepared_launch_with_another_grid(
-    runtime: base.Runtime, module: objects.Module, stream: int
-) -> None:
+def test_prepared_launch_with_another_grid(runtime: base.Runtime, module: objects.Module, stream: int) -> None:
     params = KernelParameters(["ptr", "i32"])
     launch = runtime.prepare_launch(module.get_function("add_one"), (1, 1, 1), (64, 1, 1), 0, stream, params)
     with Device(runtime, np.zeros(200, np.int32), stream) as values:
@@ -237,9 +231,7 @@ def test_broken_code_and_missing_kernel(runtime: base.Runtime, module: objects.M
         runtime.load_module(b"\x7fELF" + bytes(200), 0)
     with pytest.raises(runtimes.DeviceError, match="no kernel 'not_there'"):
         module.get_function("not_there")
-    code = runtime.compile(
-        'extern "C" __global__ void k(int* p) { *p = 1; }', "k.cu", [], runtime.device_info(0).target
-    )
+    code = runtime.compile('extern "C" __global__ void k(int* p) { *p = 1; }', "k.cu", [], runtime.device_info(0).target)
     other = runtime.load_module(code, 0)
     other.get_function("k")
     other.unload()
@@ -259,12 +251,7 @@ def test_module_cache(runtime: base.Runtime, stream: int, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(runtime, "compile", counted)
     found: list[objects.Module] = []
-    threads = [
-        threading.Thread(
-            target=lambda: found.append(runtime.module_from_source(source, "t.cu", [], 0, HEADERS))
-        )
-        for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: found.append(runtime.module_from_source(source, "t.cu", [], 0, HEADERS))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -298,11 +285,7 @@ def test_every_device(runtime: base.Runtime) -> None:
             ptr = runtime.malloc(400, device, stream)
             block = memory.allocate(runtime, 400, device, stream)
             assert runtime.current_device() == 0
-            assert (
-                runtimes.device_of_pointer(ptr)
-                == runtimes.device_of_pointer(block.ptr)
-                == (runtime.kind, device)
-            )
+            assert runtimes.device_of_pointer(ptr) == runtimes.device_of_pointer(block.ptr) == (runtime.kind, device)
             params = KernelParameters(["ptr", "i32"])
             params.set(ptr, 100)
             result = np.empty(100, np.int32)

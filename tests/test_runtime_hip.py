@@ -160,10 +160,7 @@ def test_no_clusters(runtime: HipRuntime) -> None:
 @pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx942:sramecc+:xnack-", "gfx950"])
 def test_compiles_for_every_target(target: str) -> None:
     code = hip_compile.compile_hip(SOURCE, "k.cu", ["-O3"], target)
-    assert (
-        code.startswith((b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__"))
-        and target.partition(":")[0].encode() in code
-    )
+    assert code.startswith((b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__")) and target.partition(":")[0].encode() in code
 
 
 def test_code_for_another_target_is_refused(runtime: HipRuntime) -> None:

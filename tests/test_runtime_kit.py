@@ -123,9 +123,7 @@ class Accounts(base.Runtime):
         return 2
 
     def _read_info(self, device: int) -> DeviceInfo:
-        return DeviceInfo(
-            device, "accounts", "sm_90", "", 1, 32, 1024, 48 << 10, 228 << 10, 0, self.memory_bytes, True
-        )
+        return DeviceInfo(device, "accounts", "sm_90", "", 1, 32, 1024, 48 << 10, 228 << 10, 0, self.memory_bytes, True)
 
     def _enter_device(self, device: int) -> object:
         return None
@@ -175,9 +173,7 @@ class Accounts(base.Runtime):
         del self.live[ptr]
 
     def _inside(self, ptr: int, nbytes: int) -> None:
-        assert any(start <= ptr and ptr + nbytes <= start + size for start, size in self.live.items()), (
-            "wild access"
-        )
+        assert any(start <= ptr and ptr + nbytes <= start + size for start, size in self.live.items()), "wild access"
 
     def memcpy_async(self, dst: int, src: int, nbytes: int, stream: int = 0) -> None:
         self._inside(dst, nbytes)

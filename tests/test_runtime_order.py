@@ -203,9 +203,7 @@ def test_forked_child_is_refused(runtime: base.Runtime, module: objects.Module, 
                 lambda: runtime.malloc(16, 0),
                 lambda: runtime.pointer_device(1 << 40),
                 lambda: runtime.is_capturing(stream),
-                lambda: runtime.launch(
-                    module.get_function("add_one"), (1, 1, 1), (1, 1, 1), 0, stream, params
-                ),
+                lambda: runtime.launch(module.get_function("add_one"), (1, 1, 1), (1, 1, 1), 0, stream, params),
                 launch.run,
                 lambda: runtime.load_module(b"", 0),
                 lambda: scratch.pointer(1 << 20),

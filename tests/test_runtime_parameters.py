@@ -65,9 +65,7 @@ def test_layout_is_a_c_struct(chosen: list[tuple[str | tuple[int, int], object]]
     # one at a time gives the same bytes
     other = KernelParameters(kinds)
     other.set_some(range(len(values)), values)
-    assert ctypes.string_at(other.buffer_address, other.nbytes) == ctypes.string_at(
-        params.buffer_address, params.nbytes
-    )
+    assert ctypes.string_at(other.buffer_address, other.nbytes) == ctypes.string_at(params.buffer_address, params.nbytes)
 
 
 def test_tensor_maps_are_aligned() -> None:
@@ -109,9 +107,7 @@ def test_numpy_scalars() -> None:
     ],
 )
 @pytest.mark.parametrize("whole", [False, True])
-def test_wrong_values(
-    kind: str | Blob, value: object, error: type[Exception], text: str, whole: bool
-) -> None:
+def test_wrong_values(kind: str | Blob, value: object, error: type[Exception], text: str, whole: bool) -> None:
     params = KernelParameters(["i32", kind], ["count", "wrong"])
     with pytest.raises(error, match=f"parameter 'wrong'.*{text}"):
         if whole:

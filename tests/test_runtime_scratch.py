@@ -179,9 +179,7 @@ def test_forked_child_frees_nothing(runtime: Accounts) -> None:
             buffer.release()
             del buffer, scratch
             gc.collect()
-            status = (
-                0 if not runtime.log and runtime not in [r for r, _ in allocator._defaults.values()] else 2
-            )
+            status = 0 if not runtime.log and runtime not in [r for r, _ in allocator._defaults.values()] else 2
         finally:
             os._exit(status)
     _, status = os.waitpid(child, 0)

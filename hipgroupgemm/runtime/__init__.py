@@ -93,9 +93,7 @@ def device_of_pointer(ptr: int) -> tuple[str, int]:
 def _search_pointer(ptr: int) -> tuple[str, int]:
     """The slow half of :func:`device_of_pointer`: ask runtimes that are not in use yet."""
     if ptr == 0:
-        raise ValueError(
-            "ptr: got 0; want a device pointer (an array of size zero has none: take its device by name)"
-        )
+        raise ValueError("ptr: got 0; want a device pointer (an array of size zero has none: take its device by name)")
     from .process import mapped_libraries
 
     asked = list(_runtimes)

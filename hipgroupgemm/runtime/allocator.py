@@ -60,10 +60,7 @@ def set_allocator(allocator: Allocator | None, kind: str | None = None) -> Alloc
         ValueError: another kind.
     """
     if allocator is not None and not callable(allocator):
-        raise TypeError(
-            f"allocator: got a {type(allocator).__name__}; want a function (nbytes, device, stream) ->"
-            " allocation"
-        )
+        raise TypeError(f"allocator: got a {type(allocator).__name__}; want a function (nbytes, device, stream) -> allocation")
     if kind not in (None, "cuda", "rocm"):
         raise ValueError(f"kind: got {kind!r}; want 'cuda', 'rocm' or None")
     before = _user_allocators.pop(kind, None)
@@ -103,8 +100,7 @@ class Buffer:
             ptr = getattr(allocation, "ptr", None)
             if ptr is None or int(ptr) == 0:
                 raise TypeError(
-                    f"allocator: returned a {type(allocation).__name__} for {nbytes} bytes; want an object"
-                    " whose ptr is a device address"
+                    f"allocator: returned a {type(allocation).__name__} for {nbytes} bytes; want an object whose ptr is a device address"
                 )
             self._allocation = allocation
             self.ptr = int(ptr)
@@ -175,9 +171,7 @@ class _Block:
 
     __slots__ = ("_owner", "captured", "place", "ptr")
 
-    def __init__(
-        self, owner: StreamAllocator, ptr: int, place: tuple[int, int, int], *, captured: bool = False
-    ) -> None:
+    def __init__(self, owner: StreamAllocator, ptr: int, place: tuple[int, int, int], *, captured: bool = False) -> None:
         self._owner: StreamAllocator | None = owner
         self.ptr = ptr
         self.place = place  # (device, stream key, bytes)

@@ -348,9 +348,7 @@ class Runtime(abc.ABC):
                     except ForkedProcessError:
                         raise
                     except RuntimeError:
-                        default_cache().discard(
-                            key
-                        )  # intact on disk, but no code object: written by something else
+                        default_cache().discard(key)  # intact on disk, but no code object: written by something else
                 if module is None:
                     code = self.compile(source, name, options, info.target, headers)
                     module = self.load_module(code, device)

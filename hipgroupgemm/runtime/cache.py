@@ -176,8 +176,7 @@ class CompileCache:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "compile cache: can't %s %s (%s); kernels are compiled anew in every process. Set %s to a"
-                " directory that can be written",
+                "compile cache: can't %s %s (%s); kernels are compiled anew in every process. Set %s to a directory that can be written",
                 what,
                 path,
                 error,

@@ -158,9 +158,7 @@ class CudaRuntime(CudaDriver):
             return 0
         status, number = self._check("cuStreamGetCaptureInfo", stream)[:2]
         if int(status) != 1:
-            raise DeviceError(
-                "cuStreamGetCaptureInfo", 901, self._status_name(901), NOTES[901]
-            )  # an invalidated capture has no number
+            raise DeviceError("cuStreamGetCaptureInfo", 901, self._status_name(901), NOTES[901])  # an invalidated capture has no number
         return int(number)
 
     def create_event(self, device: int, *, timing: bool = False) -> int:
@@ -245,9 +243,7 @@ class CudaRuntime(CudaDriver):
         """Compile CUDA C++ with NVRTC; see :meth:`Runtime.compile`."""
         from .cuda_compile import compile_cuda
 
-        return compile_cuda(
-            source, name, options, device_arch or self.architecture(self.current_device()), headers
-        )
+        return compile_cuda(source, name, options, device_arch or self.architecture(self.current_device()), headers)
 
     def _load(self, code: bytes, device: int) -> int:
         image = code if code.startswith(b"\x7fELF") else code + b"\0"  # PTX is text and must end in a zero
@@ -288,9 +284,7 @@ class CudaRuntime(CudaDriver):
         """Launch a kernel on the current device; see :meth:`Runtime.launch`."""
         if self._forked:
             raise ForkedProcessError("cuda")
-        status = self._driver.cuLaunchKernel(
-            function.native, *grid, *block, shared_bytes, stream, params.address, 0
-        )[0]
+        status = self._driver.cuLaunchKernel(function.native, *grid, *block, shared_bytes, stream, params.address, 0)[0]
         if status:
             self._launch_failed(int(status), "cuLaunchKernel", function, grid, block, shared_bytes)
 
@@ -311,10 +305,7 @@ class CudaRuntime(CudaDriver):
         if clustered or programmatic:
             info = self.device_info(function.module.device)
             if int(info.architecture.removeprefix("sm_")) < 90:
-                raise NotImplementedError(
-                    f"cluster, programmatic: device {info.index} is {info.architecture}; both need sm_90"
-                    " or later"
-                )
+                raise NotImplementedError(f"cluster, programmatic: device {info.index} is {info.architecture}; both need sm_90 or later")
         return CudaLaunch(
             self,
             function,

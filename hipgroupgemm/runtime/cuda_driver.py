@@ -9,9 +9,7 @@ from .errors import DeviceError, DeviceMemoryError, ForkedProcessError, RuntimeU
 from .objects import DeviceInfo
 from .process import mapped_libraries
 
-INSTALL = (
-    "Install an NVIDIA driver (525 or newer) and the package cuda-core (pip install 'hipgroupgemm[cuda]')."
-)
+INSTALL = "Install an NVIDIA driver (525 or newer) and the package cuda-core (pip install 'hipgroupgemm[cuda]')."
 
 OUT_OF_MEMORY = 2
 NOT_READY = 600
@@ -40,15 +38,11 @@ class CudaDriver(Runtime):
         try:
             from cuda.bindings import driver
         except ImportError as error:
-            raise RuntimeUnavailable(
-                "cuda", f"the Python package cuda.bindings is missing ({error})", INSTALL
-            ) from None
+            raise RuntimeUnavailable("cuda", f"the Python package cuda.bindings is missing ({error})", INSTALL) from None
         self._driver: Any = driver
         try:
             status = int(driver.cuInit(0)[0])
-        except (
-            Exception
-        ) as error:  # the bindings raise what their loader raises, which differs between versions
+        except Exception as error:  # the bindings raise what their loader raises, which differs between versions
             raise RuntimeUnavailable("cuda", f"no driver library ({error})", INSTALL) from None
         if status == _NOT_INITIALIZED:
             # what cuInit says in a process forked from one in which somebody had called it
@@ -58,9 +52,7 @@ class CudaDriver(Runtime):
             raise RuntimeUnavailable("cuda", f"cuInit returned status {status} ({name})", INSTALL)
         self._count = int(self._check("cuDeviceGetCount"))
         if self._count == 0:
-            raise RuntimeUnavailable(
-                "cuda", "the driver sees no device (is CUDA_VISIBLE_DEVICES empty?)", INSTALL
-            )
+            raise RuntimeUnavailable("cuda", "the driver sees no device (is CUDA_VISIBLE_DEVICES empty?)", INSTALL)
         self.version = int(self._check("cuDriverGetVersion"))
         self._contexts: dict[int, tuple[Any, int]] = {}
         mapped = mapped_libraries("libcuda.so")

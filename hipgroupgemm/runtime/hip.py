@@ -75,9 +75,7 @@ class HipRuntime(Runtime):
         self._query = _PointerQuery()
         self._device_ordinal = self._hip.hipPointer_attribute.HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         # hip-python's binding of this one passes an uninitialised mode in, so it is called without it
-        self._exchange_capture_mode = getattr(
-            ctypes.CDLL(self.library), "hipThreadExchangeStreamCaptureMode", None
-        )
+        self._exchange_capture_mode = getattr(ctypes.CDLL(self.library), "hipThreadExchangeStreamCaptureMode", None)
 
     # ---- calls and errors
 
@@ -358,9 +356,7 @@ class HipRuntime(Runtime):
 
     def begin_capture(self, stream: int) -> None:
         """Record what this thread gives to ``stream`` from now on, instead of running it."""
-        self._check(
-            "hipStreamBeginCapture", stream, self._hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal
-        )
+        self._check("hipStreamBeginCapture", stream, self._hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal)
 
     def end_capture(self, stream: int) -> int:
         """End the recording; the executable graph's handle."""
@@ -471,9 +467,7 @@ class HipRuntime(Runtime):
             raise NotImplementedError("cluster, programmatic: ROCm devices have neither; leave both out")
         return HipLaunch(self, function, grid, block, shared_bytes, stream, params)
 
-    def _launch_failed(
-        self, status: int, function: Function, grid: Sequence[int], block: Sequence[int], shared_bytes: int
-    ) -> None:
+    def _launch_failed(self, status: int, function: Function, grid: Sequence[int], block: Sequence[int], shared_bytes: int) -> None:
         info = self.device_info(function.module.device)
         where = f"kernel {function.name}, grid {tuple(grid)}, block {tuple(block)}, {shared_bytes} bytes"
         " of shared memory"
@@ -482,6 +476,4 @@ class HipRuntime(Runtime):
                 f"; want 1 or more blocks, 1 to {info.max_threads_per_block} threads a block, fewer than"
                 f" 2^32 threads in all, and at most {info.shared_memory_optin} bytes"
             )
-        raise self._fail(
-            "hipModuleLaunchKernel", status, where + (f": {_NOTES[status]}" if status in _NOTES else "")
-        )
+        raise self._fail("hipModuleLaunchKernel", status, where + (f": {_NOTES[status]}" if status in _NOTES else ""))

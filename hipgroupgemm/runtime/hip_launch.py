@@ -72,9 +72,7 @@ class HipLaunch(PreparedLaunch):
             raise ForkedProcessError("rocm")
         status = self._call(self._function.native, *self._grid, *self._arguments)[0]
         if status:
-            self._runtime._launch_failed(
-                int(status), self._function, self._grid, self._arguments[:3], self._arguments[3]
-            )
+            self._runtime._launch_failed(int(status), self._function, self._grid, self._arguments[:3], self._arguments[3])
 
     def set_grid(self, grid: tuple[int, int, int]) -> None:
         """Change the grid (blocks in x, y, z) of later runs."""

@@ -48,8 +48,7 @@ def single_hip_runtime() -> str | None:
             "rocm",
             f"this process has loaded {len(found)} HIP runtimes, {' and '.join(found)}, and memory or"
             " streams of one are not valid in another",
-            "Make all packages use one of them: install packages built for one ROCm, or start Python with"
-            f" LD_PRELOAD={found[0]}.",
+            f"Make all packages use one of them: install packages built for one ROCm, or start Python with LD_PRELOAD={found[0]}.",
         )
     return found[0] if found else None
 
@@ -129,9 +128,7 @@ def find_hiprtc_library(hip_library: str) -> str:
         except OSError:
             continue
         return soname
-    raise RuntimeUnavailable(
-        "rocm", f"no {HIPRTC_STEM} beside {hip_library} or on the system's path", INSTALL
-    )
+    raise RuntimeUnavailable("rocm", f"no {HIPRTC_STEM} beside {hip_library} or on the system's path", INSTALL)
 
 
 def import_bindings() -> tuple[Any, Any]:
@@ -142,9 +139,7 @@ def import_bindings() -> tuple[Any, Any]:
         try:
             from hip import hip, hiprtc
         except ImportError as older:
-            raise RuntimeUnavailable(
-                "rocm", f"the Python package hip-python is missing ({older}; {newer})", INSTALL
-            ) from None
+            raise RuntimeUnavailable("rocm", f"the Python package hip-python is missing ({older}; {newer})", INSTALL) from None
     return hip, hiprtc
 
 
@@ -213,9 +208,7 @@ def load_hiprtc() -> tuple[Any, tuple[int, int]]:
         try:
             status, major, minor = hiprtc.hiprtcVersion()
         except (RuntimeError, ValueError) as error:
-            raise RuntimeUnavailable(
-                "rocm", f"hiprtcVersion of {library} failed ({error})", INSTALL
-            ) from None
+            raise RuntimeUnavailable("rocm", f"hiprtcVersion of {library} failed ({error})", INSTALL) from None
     if int(status):
         raise RuntimeUnavailable("rocm", f"hiprtcVersion of {library} returned status {int(status)}", INSTALL)
     return hiprtc, (int(major), int(minor))

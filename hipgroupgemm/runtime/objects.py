@@ -137,9 +137,7 @@ class UseDevice:
         self._previous = self._runtime._enter_device(self._device)
         return self._device
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._previous is not None:
             self._runtime._leave_device(self._previous)
 

@@ -139,14 +139,9 @@ class KernelParameters:
         base = ctypes.addressof(self._storage)
         self._start = -base % BLOCK_ALIGNMENT
         self.buffer_address = base + self._start
-        self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(
-            *(self.buffer_address + at for at in offsets)
-        )
+        self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(self.buffer_address + at for at in offsets))
         self.address = ctypes.addressof(self._pointers)
-        self._slots = [
-            (struct.Struct("=" + code), self._start + at)
-            for (code, _, _), at in zip(layouts, offsets, strict=True)
-        ]
+        self._slots = [(struct.Struct("=" + code), self._start + at) for (code, _, _), at in zip(layouts, offsets, strict=True)]
         self._all = struct.Struct("".join(codes))
         self._blobs = tuple((i, kind.nbytes) for i, kind in enumerate(kinds) if isinstance(kind, Blob))
 
@@ -201,9 +196,7 @@ class KernelParameters:
             self._all.pack_into(self._storage, self._start, *values)
         except (struct.error, OverflowError, TypeError, IndexError):
             if len(values) != len(self.kinds):
-                raise TypeError(
-                    f"values: got {len(values)}; want {len(self.kinds)}, one a parameter"
-                ) from None
+                raise TypeError(f"values: got {len(values)}; want {len(self.kinds)}, one a parameter") from None
             for position, value in enumerate(values):
                 self[position] = value
 

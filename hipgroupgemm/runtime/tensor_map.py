@@ -141,20 +141,13 @@ class TensorMapEncoder:
                 raise ValueError(f"address: got {address:#x}; want a multiple of 16 bytes")
             raise self.runtime._fail("cuTensorMapReplaceAddress", status)
 
-    def _refuse(
-        self, into: int, address: int, shape: Sequence[int], strides: Sequence[int], status: int
-    ) -> None:
+    def _refuse(self, into: int, address: int, shape: Sequence[int], strides: Sequence[int], status: int) -> None:
         if len(shape) != self.rank or len(strides) != self.rank - 1:
-            raise ValueError(
-                f"shape, strides: got {len(shape)} and {len(strides)} entries; want {self.rank} and"
-                f" {self.rank - 1}"
-            )
+            raise ValueError(f"shape, strides: got {len(shape)} and {len(strides)} entries; want {self.rank} and {self.rank - 1}")
         if into % TENSOR_MAP_ALIGNMENT:
             raise ValueError(f"into: got {into:#x}; want a multiple of {TENSOR_MAP_ALIGNMENT}")
         if address % 16 or address == 0:
-            raise ValueError(
-                f"address: got {address:#x}; want a device address that is a multiple of 16 bytes"
-            )
+            raise ValueError(f"address: got {address:#x}; want a device address that is a multiple of 16 bytes")
         if any(not 1 <= extent <= 1 << 32 for extent in shape):
             raise ValueError(f"shape: got {tuple(shape)}; want 1 to 2^32 elements a dimension")
         if any(stride % 16 or not 0 <= stride < 1 << 40 for stride in strides):
@@ -179,9 +172,7 @@ def encode_tensor_map(
     fill_nan: bool = False,
 ) -> bytes:
     """One tensor map as bytes; arguments as for :class:`TensorMapEncoder`, which is quicker for many."""
-    encoder = TensorMapEncoder(
-        runtime, element_type, box, swizzle=swizzle, l2_promotion=l2_promotion, fill_nan=fill_nan
-    )
+    encoder = TensorMapEncoder(runtime, element_type, box, swizzle=swizzle, l2_promotion=l2_promotion, fill_nan=fill_nan)
     storage = (ctypes.c_char * (TENSOR_MAP_BYTES + TENSOR_MAP_ALIGNMENT))()
     start = -ctypes.addressof(storage) % TENSOR_MAP_ALIGNMENT
     encoder.encode(ctypes.addressof(storage) + start, address, shape, strides)
