@@ -307,12 +307,13 @@ def test_every_combination_of_types_answers(ids: tuple[int, int]) -> None:
     """hipBLASLt's constructor throws for some of these, and its later calls fail: none of it may get out."""
     out, count = FFI.new("hgg_instance *"), FFI.new("int32_t *")
     seen: dict[str, int] = {}
-    for a, b, d, compute in itertools.product((0, 1, 2, 14, 28, 29, 1000, 1001), repeat=4):
-        wanted = types(type_a=a, type_b=b, type_c=d, type_d=d, compute=4 if compute == 1 else 0)
+    kinds = (0, 1, 2, 14, 28, 29, 1000, 1001)
+    for a, b, d, compute in itertools.product(kinds, kinds, kinds, (0, 4)):
+        wanted = types(type_a=a, type_b=b, type_c=d, type_d=d, compute=compute)
         status = LIB.hgg_instance_create(ids[0], wanted, out)
         if not status:
             status = LIB.hgg_set_problem(out[0], problem())
-        if not status and a == b and compute < 2 and d in (0, a):  # the others cost a search each
+        if not status and a == b and compute == 0 and d in (0, a):  # the others cost a search each
             status = LIB.hgg_algorithms_heuristic(out[0], 1, 2**40, FFI.NULL, 0, count)
         seen[status_name(status)] = seen.get(status_name(status), 0) + 1
         assert status == 0 or text()
