@@ -16,6 +16,7 @@ from ._api import (
     Handle,
     HandleInfo,
     NativeAlgorithm,
+    Ragged,
     TemplateRecord,
 )
 from ._errors import NativeError, NativeUnavailableError, NativeUnsupportedError, NativeValueError
@@ -39,6 +40,7 @@ __all__ = [
     "NativeUnavailableError",
     "NativeUnsupportedError",
     "NativeValueError",
+    "Ragged",
     "TemplateRecord",
     "device_folder",
     "include_folder",

@@ -55,6 +55,16 @@ class ComputeType(enum.IntEnum):
     FLOAT64 = 4
 
 
+class Ragged(enum.IntEnum):
+    """Which of the sizes differ on the device from those that ``set_problem`` is given."""
+
+    N = 0
+    M = 1
+    K = 2
+    FIXED = 3
+    """None: a record has its problem's sizes, or zero extent."""
+
+
 class Epilogue(enum.IntEnum):
     """What follows the product."""
 
@@ -292,6 +302,7 @@ class GroupedGemm(_Object):
         k: Sizes,
         batch: Sizes = 1,
         *,
+        ragged: Ragged = Ragged.N,
         lda: Sizes | None = None,
         ldb: Sizes | None = None,
         ldc: Sizes | None = None,
@@ -307,12 +318,14 @@ class GroupedGemm(_Object):
 
         An int stands for all problems; arrays must have the same length, at least 2. Device records that need
         more tiles than these sizes would leave output unwritten, without an error: if the ragged n sum to at
-        most T, n = [T, 1, ..., 1] covers every distribution. One problem must have n = 1 or k = 1, so that no
-        kernel is offered that needs multiples. :meth:`initialize` is needed afterwards.
+        most T, n = [T, 1, ..., 1] covers every distribution. The ragged size must be 1 in one problem, so that
+        no kernel is offered that needs multiples of it, or some least width. :meth:`initialize` is needed
+        afterwards.
 
         Args:
             m, n, k: sizes; m at least 1, n and k at least 0.
             batch: matrices in each problem's strided batch.
+            ragged: which size differs on the device.
             lda, ldb, ldc, ldd: leading dimensions in elements; None is packed.
             stride_a, stride_b, stride_c, stride_d: batch strides in elements; None is packed.
             alpha, beta: what the template record gets.
@@ -350,6 +363,7 @@ class GroupedGemm(_Object):
         ffi = self._library.ffi
         problem = ffi.new("hgg_problem *")
         problem.count = count
+        problem.ragged = _int32(call, "ragged", ragged)
         problem.alpha = alpha
         problem.beta = beta
         kept = []

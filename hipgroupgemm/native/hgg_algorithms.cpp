@@ -38,6 +38,8 @@ uint32_t flags_of(const std::string& solution) {
     return flags;
 }
 
+constexpr int kAskAtMost = 1 << 16;  // algorithms; more than any library has for one problem
+
 // What every handle of a device gets from getAllAlgos, which takes a second the first time. Under the
 // library's lock.
 struct Catalogue {
@@ -85,7 +87,6 @@ hgg_status no_kernels(const char* call, hipblasStatus_t status) {
 
 hgg_status ready(const char* call, Instance& instance) {
     if (instance.epoch) return HGG_OK;
-    (void)instance;
     return fail(HGG_WRONG_ORDER, -1, "%s: no problem is set; call hgg_set_problem first", call);
 }
 
@@ -158,6 +159,19 @@ void check_support(Instance& instance, Algorithm& algorithm) {
     algorithm.epoch = instance.epoch;
 }
 
+bool fits(Instance& instance, Algorithm& algorithm, uint64_t max_workspace) {
+    check_support(instance, algorithm);
+    return algorithm.status == HIPBLAS_STATUS_SUCCESS && algorithm.workspace_size <= max_workspace;
+}
+
+// All that support the problem within the limit, in the library's order.
+hgg_status list_fitting(const char* call, Instance& instance, uint64_t max_workspace, std::vector<int32_t>& indices) {
+    HGG_CHECK(enumerate(call, instance));
+    for (const int32_t index : instance.order)
+        if (fits(instance, instance.algorithms[index], max_workspace)) indices.push_back(index);
+    return HGG_OK;
+}
+
 void name(Instance& instance, Algorithm& algorithm) {
     if (algorithm.named) return;
     algorithm.solution_name = lt::getSolutionNameFromAlgo(instance.handle->lt, algorithm.algo);
@@ -186,23 +200,31 @@ hgg_status hgg_algorithms_heuristic(hgg_instance id, int32_t max_count, uint64_t
         const std::unique_lock<std::shared_mutex> library(library_mutex());
         const DeviceGuard device_guard(instance->handle->device);
         HGG_CHECK(device_status(device_guard));
-        // Its limit is not enforced and its workspace sizes are wrong for grouped problems. So it ranks
-        // everything it has, and what does not fit is left out here, before the list is cut.
+        // Its limit is not enforced and its workspace sizes are wrong for grouped problems. So it ranks without
+        // one, and what does not fit is left out here, before the list is cut.
         Preference preference;
         preference.setMaxWorkspaceBytes(INT_MAX);
-        std::vector<hipblasLtMatmulHeuristicResult_t> results;
-        const hipblasStatus_t status = instance->gemm->algoGetHeuristic(1 << 16, preference, results);
-        if (status == HIPBLAS_STATUS_INVALID_VALUE) return no_kernels(call, status);
-        if (status != HIPBLAS_STATUS_SUCCESS) return library_failed(call, status);
         std::vector<int32_t> ranked;
-        for (const auto& result : results) {
-            if (ranked.size() == static_cast<size_t>(max_count)) break;
-            const int32_t index = adopt(*instance, result.algo);
-            if (index < 0 || std::find(ranked.begin(), ranked.end(), index) != ranked.end()) continue;
-            Algorithm& algorithm = instance->algorithms[index];
-            check_support(*instance, algorithm);
-            if (algorithm.status == HIPBLAS_STATUS_SUCCESS && algorithm.workspace_size <= max_workspace)
-                ranked.push_back(index);
+        const size_t wanted = static_cast<size_t>(max_count);
+        for (int ask = std::min(max_count, kAskAtMost);; ask = std::min(ask * 4, kAskAtMost)) {
+            // With many groups the search takes long: ask for no more than it takes.
+            std::vector<hipblasLtMatmulHeuristicResult_t> results;
+            const hipblasStatus_t status = instance->gemm->algoGetHeuristic(ask, preference, results);
+            if (status == HIPBLAS_STATUS_INVALID_VALUE) return no_kernels(call, status);
+            if (status != HIPBLAS_STATUS_SUCCESS) return library_failed(call, status);
+            ranked.clear();
+            for (const auto& result : results) {
+                if (ranked.size() == wanted) break;
+                const int32_t index = adopt(*instance, result.algo);
+                if (index < 0 || std::find(ranked.begin(), ranked.end(), index) != ranked.end()) continue;
+                if (fits(*instance, instance->algorithms[index], max_workspace)) ranked.push_back(index);
+            }
+            const bool exhausted = results.size() < static_cast<size_t>(ask) || ask == kAskAtMost;
+            if (ranked.size() == wanted || exhausted) break;
+            // Asking for more only helps if there is more that fits; to count it is quick.
+            std::vector<int32_t> all;
+            HGG_CHECK(list_fitting(call, *instance, max_workspace, all));
+            if (ranked.size() >= all.size()) break;
         }
         return write_indices(ranked, indices, capacity, count);
     });
@@ -220,14 +242,8 @@ hgg_status hgg_algorithms_all(hgg_instance id, uint64_t max_workspace, int32_t* 
         const std::unique_lock<std::shared_mutex> library(library_mutex());
         const DeviceGuard device_guard(instance->handle->device);
         HGG_CHECK(device_status(device_guard));
-        HGG_CHECK(enumerate(call, *instance));
         std::vector<int32_t> fitting;
-        for (const int32_t index : instance->order) {
-            Algorithm& algorithm = instance->algorithms[index];
-            check_support(*instance, algorithm);
-            if (algorithm.status == HIPBLAS_STATUS_SUCCESS && algorithm.workspace_size <= max_workspace)
-                fitting.push_back(index);
-        }
+        HGG_CHECK(list_fitting(call, *instance, max_workspace, fitting));
         return write_indices(fitting, indices, capacity, count);
     });
 }

@@ -162,10 +162,12 @@ private:
     std::unique_lock<std::mutex> lock_;
 };
 
-// With the instance locked, its device current and the library's lock held:
+// With the instance locked, its device current and the library's lock held alone:
 hgg_status enumerate(const char* call, Instance& instance);
 hgg_status lookup(const char* call, Instance& instance, int32_t index, Algorithm*& algorithm);
 void check_support(Instance& instance, Algorithm& algorithm);
+bool fits(Instance& instance, Algorithm& algorithm, uint64_t max_workspace);
+hgg_status list_fitting(const char* call, Instance& instance, uint64_t max_workspace, std::vector<int32_t>& indices);
 void name(Instance& instance, Algorithm& algorithm);
 
 }  // namespace hgg

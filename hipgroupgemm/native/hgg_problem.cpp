@@ -78,12 +78,19 @@ hgg_status read_sizes(const hgg_problem& p, const hgg_types& types, Sizes& s) {
     if (std::all_of(s.n.begin(), s.n.end(), [](int64_t n) { return n == 0; }))
         return fail(HGG_INVALID_ARGUMENT, -1,
                     "hgg_set_problem: every n is 0. The launch grid is made from these sizes: give the capacity");
-    bool has_one = false;
-    for (uint32_t i = 0; i < p.count; i++) has_one = has_one || s.n[i] == 1 || s.k[i] == 1;
-    if (!has_one)
-        return fail(HGG_INVALID_ARGUMENT, -1,
-                    "hgg_set_problem: no problem has n = 1 or k = 1. hipBLASLt could then offer kernels that need "
-                    "these sizes to be multiples, and the sizes on the device need not be: give [capacity, 1, ...]");
+    if (p.ragged < HGG_PROBLEM_RAGGED_N || p.ragged > HGG_PROBLEM_FIXED)
+        return fail(HGG_INVALID_ARGUMENT, -1, "hgg_set_problem: ragged is %" PRId32 ", which is no hgg_ragged", p.ragged);
+    const char letters[] = {'n', 'm', 'k'};
+    const std::vector<int64_t>* ragged[] = {&s.n, &s.m, &s.k};
+    if (p.ragged != HGG_PROBLEM_FIXED) {
+        const auto& sizes = *ragged[p.ragged];
+        if (std::find(sizes.begin(), sizes.end(), 1) == sizes.end())
+            return fail(HGG_INVALID_ARGUMENT, -1,
+                        "hgg_set_problem: %c is ragged, but no problem has %c = 1. hipBLASLt could then offer kernels "
+                        "that need it to be a multiple, or at least some width, which the sizes on the device need not "
+                        "be: give [capacity, 1, ...]",
+                        letters[p.ragged], letters[p.ragged]);
+    }
     HGG_CHECK(copy_leading("lda", p.lda, types.trans_a ? s.k : s.m, s.lda));
     HGG_CHECK(copy_leading("ldb", p.ldb, types.trans_b ? s.n : s.k, s.ldb));
     HGG_CHECK(copy_leading("ldc", p.ldc, s.m, s.ldc));

@@ -69,7 +69,7 @@ public:
 const void* damaged_allocation();
 std::string describe(const void* address);
 
-// ---- launches (module.cpp, kernels.cpp, gemm.cpp)
+// ---- launches (module.cpp, host_kernels.cpp, gemm.cpp)
 
 struct Launch {
     std::string kernel;
