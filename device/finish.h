@@ -45,10 +45,10 @@ HGG_FUNCTION Piece piece_of(const hgg_arguments& a, hgg_u64 candidate) {
   hgg_i64 first = 0, end;
   if (contracting) {
     const hgg_u64 problem = scanned * each + which;
-    end = pointer<const hgg_i64>(a.starts)[problem] == pointer<const hgg_i64>(a.ends)[problem] ? a.out_rows : 0;
+    end = read<hgg_i64>(a.starts + 8 * problem) == read<hgg_i64>(a.ends + 8 * problem) ? a.out_rows : 0;
   } else {
     // With nothing covered, begin and end are equal and the two pieces are all rows.
-    const hgg_i64 covered = pointer<const hgg_i64>(a.cover)[2 * scanned + which];
+    const hgg_i64 covered = read<hgg_i64>(a.cover + 8 * (2 * scanned + which));
     first = which ? covered : 0;
     end = which ? a.ragged_extent : covered;
   }
@@ -115,11 +115,11 @@ struct Finisher {
       } x;
       x.word[0] = x.word[1] = 0;
       if (beta != Real(0)) {
-        x.vector = *pointer<const hgg_vector>(c + at);
+        x.vector = read<hgg_vector>(c + at);
         HGG_UNROLL
         for (int i = 0; i < kVector; ++i) x.element[i] = Type::narrow(beta * Type::widen(x.element[i]));
       }
-      *pointer<hgg_vector>(out + at) = x.vector;
+      write<hgg_vector>(out + at, x.vector);
     }
     // What is left: before the vectors and behind them, or everything.
     const hgg_u64 skipped = vectors * kVector;

@@ -15,6 +15,7 @@
 #define HGG_CUDA 1
 #elif defined(__HIPCC_RTC__) || defined(__HIPCC__) || defined(__HIP__)
 #define HGG_HIP 1
+#define HGG_GLOBAL __attribute__((address_space(1)))
 #if !defined(__HIPCC_RTC__) && defined(__has_include)
 #if __has_include(<hip/hip_runtime.h>)
 #include <hip/hip_runtime.h>
@@ -25,6 +26,9 @@
 #endif
 #else
 #define HGG_HOST 1
+#endif
+#if !defined(HGG_GLOBAL)
+#define HGG_GLOBAL
 #endif
 
 #if defined(HGG_HOST)
@@ -138,25 +142,33 @@ HGG_FUNCTION int lowest_bit(hgg_u32 bits) {
 template <class T>
 HGG_FUNCTION T ceiling(T count, T unit) { return (count + unit - 1) / unit; }
 
-// Memory at a device address. Bytewise access is for addresses that are no multiple of the type's size.
+// Memory at a device address. On HIP it is marked as global memory, which a bare 64-bit number does not say: plain generic
+// accesses would also wait for shared memory.
 template <class T>
-HGG_FUNCTION T* pointer(hgg_u64 address) { return (T*)address; }
+HGG_FUNCTION T read(hgg_u64 address) {
+  return *(const HGG_GLOBAL T*)address;
+}
+template <class T>
+HGG_FUNCTION void write(hgg_u64 address, T value) {
+  *(HGG_GLOBAL T*)address = value;
+}
 
+// The same at an address that may be no multiple of the type's size: then byte by byte.
 template <class T>
 HGG_FUNCTION T load(hgg_u64 address, bool aligned) {
-  if (aligned) return *pointer<const T>(address);
+  if (aligned) return read<T>(address);
   union {
     T value;
     unsigned char byte[sizeof(T)];
   } u;
-  for (int i = 0; i < (int)sizeof(T); ++i) u.byte[i] = pointer<const unsigned char>(address)[i];
+  for (int i = 0; i < (int)sizeof(T); ++i) u.byte[i] = read<unsigned char>(address + i);
   return u.value;
 }
 
 template <class T>
 HGG_FUNCTION void store(hgg_u64 address, T value, bool aligned) {
   if (aligned) {
-    *pointer<T>(address) = value;
+    write<T>(address, value);
     return;
   }
   union {
@@ -164,7 +176,7 @@ HGG_FUNCTION void store(hgg_u64 address, T value, bool aligned) {
     unsigned char byte[sizeof(T)];
   } u;
   u.value = value;
-  for (int i = 0; i < (int)sizeof(T); ++i) pointer<unsigned char>(address)[i] = u.byte[i];
+  for (int i = 0; i < (int)sizeof(T); ++i) write<unsigned char>(address + i, u.byte[i]);
 }
 
 }  // namespace hgg

@@ -81,11 +81,11 @@ HGG_FUNCTION void copy_stage(const hgg_arguments& a, const hgg_u32* stage, hgg_u
   const int vectors = (words - head) / 4;
   const int tail = words - head - 4 * vectors;
   const hgg_u32* source = stage + shift;
-  hgg_u32* target = pointer<hgg_u32>(address);
   for (int i = t; i < vectors; i += kThreads)
-    *(hgg_vector*)(target + head + 4 * i) = *(const hgg_vector*)(source + head + 4 * i);
-  if (t < head) target[t] = source[t];
-  if (t >= 4 && t < 4 + tail) target[words - tail + t - 4] = source[words - tail + t - 4];
+    write<hgg_vector>(address + 4 * head + 16 * i, *(const hgg_vector*)(source + head + 4 * i));
+  if (t < head) write<hgg_u32>(address + 4 * t, source[t]);
+  const int last = words - tail + t - 4;
+  if (t >= 4 && t < 4 + tail) write<hgg_u32>(address + 4 * last, source[last]);
 }
 
 // The share of one block: writes rows and records of the groups in it, behind their windows. The places behind the groups

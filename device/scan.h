@@ -151,7 +151,7 @@ struct LoadWindow {
       HGG_UNROLL
       for (int k = 0; k < kItems; ++k) {
         const int i = t + k * kThreads;
-        if (i < real) raw[k] = *pointer<const Word>(a->sizes + (hgg_u64)(window.first + i) * stride);
+        if (i < real) raw[k] = read<Word>(a->sizes + (hgg_u64)(window.first + i) * stride);
       }
       HGG_UNROLL
       for (int k = 0; k < kItems; ++k) {
@@ -268,20 +268,32 @@ HGG_FUNCTION Rows rows_of(const hgg_arguments& a, const ScanShared& shared, cons
 // Writes a computed group's rows where they are asked for.
 HGG_FUNCTION void write_rows(const hgg_arguments& a, hgg_u32 batch, hgg_u32 local, const Rows& rows) {
   const hgg_u64 problem = (hgg_u64)batch * (hgg_u32)a.group_count + local;
-  if (a.starts) pointer<hgg_i64>(a.starts)[problem] = rows.start;
-  if (a.ends) pointer<hgg_i64>(a.ends)[problem] = rows.end;
+  if (a.starts) write<hgg_i64>(a.starts + 8 * problem, rows.start);
+  if (a.ends) write<hgg_i64>(a.ends + 8 * problem, rows.end);
   if (!a.cover) return;
-  if (local == 0) pointer<hgg_i64>(a.cover)[2 * (hgg_u64)batch] = rows.start;
-  if (local == (hgg_u32)a.group_count - 1) pointer<hgg_i64>(a.cover)[2 * (hgg_u64)batch + 1] = rows.end;
+  const hgg_u64 cover = a.cover + 16 * (hgg_u64)batch;
+  if (local == 0) write<hgg_i64>(cover, rows.start);
+  if (local == (hgg_u32)a.group_count - 1) write<hgg_i64>(cover + 8, rows.end);
 }
 
 // With no group at all nothing is covered.
 HGG_FUNCTION void write_empty_cover(const hgg_arguments& a, int t) {
   if (a.group_count != 0 || !a.cover || block_index() != 0) return;
-  for (hgg_u64 i = t; i < 2 * (hgg_u64)a.batch_count; i += kThreads) pointer<hgg_i64>(a.cover)[i] = 0;
+  for (hgg_u64 i = t; i < 2 * (hgg_u64)a.batch_count; i += kThreads) write<hgg_i64>(a.cover + 8 * i, 0);
 }
 
 // --- group_offset and the fault
+
+// Sticky: an earlier launch's fault stays until the host has seen and cleared it.
+HGG_FUNCTION void keep_fault(const hgg_arguments& a, hgg_i32 kind, hgg_u32 batch, hgg_u32 group, hgg_i64 wanted,
+                             hgg_i64 left) {
+  if (read<hgg_i32>(a.fault + __builtin_offsetof(hgg_fault, kind)) != HGG_FAULT_NONE) return;
+  write<hgg_i32>(a.fault + __builtin_offsetof(hgg_fault, kind), kind);
+  write<hgg_i32>(a.fault + __builtin_offsetof(hgg_fault, batch), (hgg_i32)batch);
+  write<hgg_i64>(a.fault + __builtin_offsetof(hgg_fault, group), group);
+  write<hgg_i64>(a.fault + __builtin_offsetof(hgg_fault, wanted), wanted);
+  write<hgg_i64>(a.fault + __builtin_offsetof(hgg_fault, left), left);
+}
 
 HGG_FUNCTION void open_scan(const hgg_arguments& a, ScanShared& shared, int t) {
   write_empty_cover(a, t);
@@ -292,9 +304,7 @@ HGG_FUNCTION void open_scan(const hgg_arguments& a, ScanShared& shared, int t) {
   const hgg_i64 most = a.group_total - a.group_count;
   shared.offset = maximum((hgg_i64)0, minimum(given, most));
   shared.bad_offset = given != shared.offset;
-  hgg_fault* fault = pointer<hgg_fault>(a.fault);
-  if (shared.bad_offset && block_index() == 0 && fault && fault->kind == HGG_FAULT_NONE)
-    *fault = hgg_fault{HGG_FAULT_GROUP_OFFSET, 0, 0, given, most};
+  if (shared.bad_offset && block_index() == 0 && a.fault) keep_fault(a, HGG_FAULT_GROUP_OFFSET, 0, 0, given, most);
 }
 
 // wanted and left of the fault, while its window is at hand.
@@ -331,10 +341,8 @@ HGG_FUNCTION hgg_u32 scan_start(const hgg_arguments& a, hgg_u32 flat) {
 }
 
 HGG_FUNCTION void report_fault(const hgg_arguments& a, const ScanShared& shared) {
-  hgg_fault* fault = pointer<hgg_fault>(a.fault);
-  if (fault->kind != HGG_FAULT_NONE) return;
   const hgg_u32 batch = batch_of(a, shared.fault);
-  *fault = hgg_fault{shared.kind, (hgg_i32)batch, group_of(a, shared.fault, batch), shared.wanted, shared.left};
+  keep_fault(a, shared.kind, batch, group_of(a, shared.fault, batch), shared.wanted, shared.left);
 }
 
 // Walks [from, to) of the flat list; `from` starts a batch. consumer.window(window) runs phases of its own after each

@@ -98,7 +98,8 @@ struct TileWriter {
     } entry;
     entry.tile = hgg_tile{(hgg_i32)(batch * (hgg_u32)a->group_count + (hgg_u32)local),
                           (hgg_i32)minimum((hgg_i64)a->block_rows, r.end - first), first};
-    if ((hgg_i64)base + tile < a->tile_capacity) pointer<hgg_vector>(a->tiles)[(hgg_u64)base + tile] = entry.vector;
+    const hgg_u64 at = (hgg_u64)base + tile;
+    if ((hgg_i64)at < a->tile_capacity) write<hgg_vector>(a->tiles + sizeof(hgg_tile) * at, entry.vector);
   }
 
   HGG_MEMBER void window(const Window& window) {
@@ -129,7 +130,7 @@ HGG_FUNCTION void scan_block(const hgg_arguments& a, TileShared& shared) {
   const hgg_u32 from = a.tiles ? 0 : share.first < groups ? scan_start(a, share.first) : groups;
   scan(a, shared.scan, from, a.tiles ? groups : share.end, share, writer);
   HGG_PHASE(t) {
-    if (t == 0 && block_index() == 0 && a.tile_count) *pointer<hgg_i32>(a.tile_count) = (hgg_i32)writer.base;
+    if (t == 0 && block_index() == 0 && a.tile_count) write<hgg_i32>(a.tile_count, (hgg_i32)writer.base);
   }
 }
 

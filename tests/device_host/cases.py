@@ -150,15 +150,15 @@ def place_sizes(rng: np.random.Generator, arena: Arena, batches: int, total: int
     return Place(arena.take(extent, 8, shift), (batches, total), strides, dtype)
 
 
-def add_sizes(rng: np.random.Generator, arena: Arena, case: Case) -> None:
-    dtype = np.dtype("<" + pick(rng, INTEGER_TYPES))
+def add_sizes(rng: np.random.Generator, arena: Arena, case: Case, dtype_name: str | None, wanted: str | None) -> None:
+    dtype = np.dtype("<" + (dtype_name or pick(rng, INTEGER_TYPES)))
     case.offsets = bool(rng.integers(2))
     case.sizes = place_sizes(rng, arena, case.batches, case.total, dtype)
     bounds = np.iinfo(dtype)
     view = case.sizes.view(arena.bytes)
     kinds = ("exact", "tail", "past", "zeros", "one", "wrong", "noise")
     for batch in range(case.batches):
-        kind = pick(rng, kinds, (8, 5, 2, 1, 2, 3, 1))
+        kind = wanted or pick(rng, kinds, (8, 5, 2, 1, 2, 3, 1))
         if kind == "noise":
             view[batch] = rng.integers(bounds.min, bounds.max, case.total, dtype=dtype, endpoint=True)
             continue
@@ -295,14 +295,22 @@ def add_finish(rng: np.random.Generator, arena: Arena, case: Case) -> None:
     fill_numbers(rng, arena, case.c)
 
 
-def draw_case(rng: np.random.Generator, arena: Arena) -> Case:
-    mode = pick(rng, ("non_contracting", "contracting", "batch"), (6, 4, 1))
+def draw_case(
+    rng: np.random.Generator,
+    arena: Arena,
+    count: int | None = None,
+    dtype_name: str | None = None,
+    kind: str | None = None,
+) -> Case:
+    """A random case; ``count`` groups, sizes of a dtype and of one kind (draw_sizes) where they are given."""
+    mode = pick(rng, ("non_contracting", "contracting", "batch"), (6, 4, 1 if count is None else 0))
     kernel = "hgg_fill" if mode == "batch" or rng.random() < 0.6 else "hgg_scan"
     finishes = mode != "batch" and rng.random() < 0.6
     batches = pick(rng, (1, 2, 3, 5), (7, 1, 1, 1)) if mode != "batch" else 1
     groups = 1 if mode == "batch" else pick(rng, (int(rng.integers(0, 20)), int(rng.integers(0, 150)), 0), (6, 3, 1))
     if mode != "batch" and rng.random() < 0.03:
         groups = pick(rng, ODD_COUNTS)
+    groups = groups if count is None else count
     total = groups + (int(rng.integers(0, 40)) if mode != "batch" and rng.random() < 0.4 else 0)
     extent = int(rng.integers(0, 120)) if finishes else pick(rng, (0, 1, 777, 2**20, 2**31 - 1, 2**31 + 5, 2**32 - 1))
     if kernel == "hgg_scan" and not finishes and rng.random() < 0.3:
@@ -310,7 +318,7 @@ def draw_case(rng: np.random.Generator, arena: Arena) -> Case:
     case = Case(mode, bool(rng.integers(2)), extent, batches, groups, total, kernel, pick(rng, (1, 2, 3, 7, 16, 64)), 0)
     case.order = int(rng.integers(6))
     if mode != "batch":
-        add_sizes(rng, arena, case)
+        add_sizes(rng, arena, case, dtype_name, kind)
         add_group_offset(rng, arena, case)
     shape = (batches, groups)
     wanted = rng.random(3) < 0.8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,14 +24,14 @@ class Drawn:
     expected: np.ndarray
 
 
-def draw(seed: int, count: int, make: Callable[[np.random.Generator, Arena], Case] = draw_case) -> Drawn:
-    """``count`` random cases; the same seed gives the same cases."""
+def draw(seed: int, count: int, makers: Sequence[Callable[[np.random.Generator, Arena], Case]] = (draw_case,)) -> Drawn:
+    """``count`` random cases, made by the makers in turn; the same seed gives the same cases."""
     rng = np.random.default_rng(seed)
     arena = Arena(rng, ARENA_BYTES)
     cases, starts = [], []
-    for _ in range(count):
+    for number in range(count):
         starts.append(arena.used)
-        cases.append(make(rng, arena))
+        cases.append(makers[number % len(makers)](rng, arena))
     before = arena.bytes[: arena.used + 64]
     expected = before.copy()
     for case in cases:
