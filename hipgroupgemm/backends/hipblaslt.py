@@ -75,9 +75,18 @@ def _grouped_gemm(handle: native.Handle, config: GroupedGemmConfig, terms: Terms
         epilogue=native.Epilogue.BIAS if config.epilogue is Epilogue.BIAS else native.Epilogue.DEFAULT,
         bias_type=d,
     )
+    sizes = terms.problem_sizes()
+    if terms.fixed:
+        ragged = native.Ragged.FIXED
+    else:
+        ragged = native.Ragged.N if terms.ragged == RAGGED_N else native.Ragged.K
     try:
         gemm.set_problem(
-            **terms.problem_sizes(),
+            sizes["m"],
+            sizes["n"],
+            sizes["k"],
+            sizes["batch"],
+            ragged=ragged,
             lda=terms.a.leading,
             ldb=terms.b.leading,
             ldc=terms.c.leading,

@@ -55,6 +55,7 @@ class Terms:
     Attributes:
         m, n, k, batch: of one problem. The ragged one is the ragged extent.
         ragged: RAGGED_N or RAGGED_K, which of them that is; RAGGED_N for BATCH too, where nothing is.
+        fixed: whether nothing is ragged (BATCH).
         trans_a, trans_b: whether A is stored k x m, B n x k.
         a, b, c, d: the operands.
         groups: records that the groups need (one a group, or one a batch entry and group where the sizes differ by batch entry).
@@ -68,6 +69,7 @@ class Terms:
     k: int
     batch: int
     ragged: int
+    fixed: bool
     trans_a: bool
     trans_b: bool
     a: Matrix
@@ -86,7 +88,7 @@ class Terms:
 
     def problem_sizes(self) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]]:
         """Sizes for hgg_set_problem whose launch grid covers every distribution of the ragged rows: all in one group, 1 in the others."""
-        spread = np.ones(self.records, np.int64)
+        spread = np.full(self.records, self.n if self.fixed else 1, np.int64)
         spread[0] = max(1, (self.n if self.ragged == RAGGED_N else self.k) * self.totals)
         fixed = np.ones(self.records, np.int64)
         return {
@@ -186,6 +188,7 @@ def terms_of(config: GroupedGemmConfig) -> Terms:
         k=c.k,
         batch=batch,
         ragged=RAGGED_K if contracting else RAGGED_N,
+        fixed=mode is RaggedDotMode.BATCH,
         trans_a=trans_a,
         trans_b=trans_b,
         a=a,
