@@ -105,6 +105,7 @@ def test_jax(name):
     np.testing.assert_array_equal(np.asarray(back), host)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Numba's own, at its import
 def test_numba():
     from numba import cuda
 
