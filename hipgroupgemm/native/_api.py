@@ -318,9 +318,9 @@ class GroupedGemm(_Object):
 
         An int stands for all problems; arrays must have the same length, at least 2. Device records that need
         more tiles than these sizes would leave output unwritten, without an error: if the ragged n sum to at
-        most T, n = [T, 1, ..., 1] covers every distribution. The ragged size must be 1 in one problem, so that
-        no kernel is offered that needs multiples of it, or some least width. :meth:`initialize` is needed
-        afterwards.
+        most T, n = [T, 1, ..., 1] covers every distribution. The ragged size must be 1 in one problem, so
+        that no kernel is offered that needs multiples of it, or some least width. :meth:`initialize` is
+        needed afterwards.
 
         Args:
             m, n, k: sizes; m at least 1, n and k at least 0.
