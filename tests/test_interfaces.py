@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from generators import FLOAT8S, FLOATS, random_values
@@ -37,6 +38,21 @@ def test_dlpack_of_every_type(dtype, versioned, rng):
     np.testing.assert_array_equal(got.view(np.uint8), hgg.ragged_dot(lhs, rhs, SIZES).view(np.uint8))
     assert a.requests[0] == {"max_version": (1, 0)}
     assert len(a.requests) == (1 if versioned else 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", *FLOAT8S])
+def test_jax_s_own_capsules_are_read_right(dtype, rng):
+    """Another implementation's codes for every element type; JAX's arrays themselves are not read by DLPack on a CPU."""
+    lhs, rhs = operands(rng, dtype)
+
+    class Only:
+        def __init__(self, values):
+            array = jnp.asarray(values)
+            self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+    got = hgg.ragged_dot(Only(lhs), Only(rhs), SIZES)
+    assert got.dtype == lhs.dtype
+    np.testing.assert_array_equal(got.view(np.uint8), hgg.ragged_dot(lhs, rhs, SIZES).view(np.uint8))
 
 
 @pytest.mark.parametrize("versioned", [False, True])
