@@ -264,8 +264,11 @@ def _cai_view(obj: Any, interface: Any, name: str) -> ArrayView:
     try:
         shape, (pointer, readonly) = tuple(int(n) for n in interface["shape"]), interface["data"]
         dtype = np.dtype(interface["typestr"])
-        version = int(interface["version"])
-        strides = interface.get("strides")
+        version, pointer = int(interface["version"]), int(pointer or 0)
+        given = interface.get("strides")
+        strides = packed_strides(shape, dtype.itemsize) if given is None else tuple(int(step) for step in given)
+        if len(strides) != len(shape) or min(shape, default=0) < 0:
+            raise ValueError(f"shape {shape} with strides {strides}")
     except (KeyError, TypeError, ValueError) as error:
         raise TypeError(f"{name}: its __cuda_array_interface__ is malformed ({type(error).__name__}: {error})") from None
     if version > 3:
@@ -275,7 +278,6 @@ def _cai_view(obj: Any, interface: Any, name: str) -> ArrayView:
     produced_on = interface.get("stream") if version >= 3 else None
     if produced_on == 0:
         raise ValueError(f"{name}: __cuda_array_interface__ stream 0 is ambiguous; the producer should say 1 (legacy) or 2 (per thread)")
-    pointer = int(pointer or 0)
     if pointer:
         from hipgroupgemm import runtime
 
@@ -284,9 +286,8 @@ def _cai_view(obj: Any, interface: Any, name: str) -> ArrayView:
         device = ANYWHERE
     else:
         raise ValueError(f"{name}: its pointer is 0, though it has elements, shape {shape}")
-    steps = packed_strides(shape, dtype.itemsize) if strides is None else tuple(int(step) for step in strides)
     framework = "numba" if type(obj).__module__.partition(".")[0] == "numba" else ""
-    return ArrayView(pointer, shape, steps, dtype, device, framework, produced_on, bool(readonly), obj)
+    return ArrayView(pointer, shape, strides, dtype, device, framework, produced_on, bool(readonly), obj)
 
 
 def _dlpack_view(obj: Any, name: str, stream: int | None) -> ArrayView:

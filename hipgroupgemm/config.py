@@ -207,7 +207,7 @@ class GroupedGemmConfig:
         raised = {f"{which}_{name}": getattr(self, f"{which}_{name}") for name in axes}
         ragged = "inner_stride" if ragged_is_inner else "leading_dim_stride"
         reach = reach_at_capacity = 1
-        for name in sorted(axes, key=lambda name: (raised[f"{which}_{name}"], axes[name])):
+        for name in sorted(axes, key=lambda name: raised[f"{which}_{name}"]):  # equal strides (extents of 1) keep their order
             stride = new = raised[f"{which}_{name}"]
             if stride == 0:
                 continue

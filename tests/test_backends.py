@@ -240,6 +240,10 @@ def test_new_extents_alphas_and_betas_prepare_and_enumerate_nothing(registered, 
     assert len(double.asked) == enumerated
     hgg.ragged_dot(random_values(rng, (37, 7), "float32"), rhs, [4, 0], backend="double")
     assert len(double.executables) == 2
+    for beta in (1, -2.5, 0.25):
+        lhs, c = random_values(rng, (36, 7), "float32"), random_values(rng, (36, 5), "float32")
+        hgg.ragged_dot(lhs, rhs, [4, 0], c=c, beta=beta, backend="double")
+    assert len(double.executables) == 3
 
 
 def test_workspaces(registered, rng):

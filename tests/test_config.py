@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
 import math
 import pickle
@@ -280,6 +281,19 @@ def test_a_key_is_the_config_without_what_may_vary(config, more):
     if config.ragged_extent:
         with pytest.raises(ValueError, match=f"capacity={config.ragged_extent - 1}"):
             config.key(config.ragged_extent - 1)
+
+
+def test_tiny_extents_have_keys_of_any_capacity(rng):
+    """Extents of 0 and 1, along which strides say nothing and may tie, in every storage order."""
+    for mode in Mode:
+        for m, n, k, batch in itertools.product((0, 1, 2), (0, 1, 2), (0, 1, 2), (1, 2)):
+            layouts = {name: Layout(tuple(int(i) for i in rng.permutation(3))) for name in ("lhs", "rhs", "out")}
+            layouts["rhs"] = Layout(tuple(int(i) for i in rng.permutation(4 if mode is Mode.NON_CONTRACTING else 3)))
+            layouts["out"] = Layout(tuple(int(i) for i in rng.permutation(4 if mode is Mode.CONTRACTING else 3)))
+            config = config_of(make_problem(rng, mode, m, n, k, [1, 0] if 0 not in (m, k) else [0, 0], batch=batch, layouts=layouts))
+            for capacity in range(config.ragged_extent, 5):
+                assert config.key(capacity).ragged_extent == (0 if mode is Mode.BATCH else capacity)
+                assert config.key(capacity).key(capacity) == config.key(capacity)
 
 
 def test_packed_column_major_operands_of_one_capacity_share_a_key():
