@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hipgroupgemm.benchmark import command, ratios
+from hipgroupgemm.benchmark import command, labs, plots, ratios
 from hipgroupgemm.benchmark.ceilings import Ceilings
 from hipgroupgemm.workloads import CLASSES
 
@@ -29,6 +29,7 @@ def script() -> types.ModuleType:
 def small(monkeypatch: pytest.MonkeyPatch, script: types.ModuleType, tmp_path) -> Path:
     """Shapes scaled far down, three rounds a ratio; the script's arguments name tmp_path."""
     monkeypatch.setattr(command, "AUTO_PADDED_FLOPS", 10**7)
+    monkeypatch.setattr(labs.NumPyLab, "flush", lambda self: None)
     monkeypatch.setattr(command, "measure_ceilings", lambda *_: Ceilings(1e11, 1e10, "a product", "a copy"))
     monkeypatch.setattr(ratios, "bare_loop_ratio", functools.partial(ratios.bare_loop_ratio, divisor=32))
     monkeypatch.setattr(ratios, "padded_ratio", functools.partial(ratios.padded_ratio, divisor=16))
@@ -59,6 +60,9 @@ def test_writes_rows_ratios_and_plots(small: Path, script: types.ModuleType, cap
 
 
 def test_a_wrong_ratio_run_fails(small: Path, script: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:3], "--model", "llama4-17b-16e"])
+    monkeypatch.setattr(plots, "plot_speedup", lambda *_: None)
+    monkeypatch.setattr(plots, "plot_floor", lambda *_: None)
     monkeypatch.setattr(ratios, "bare_loop", lambda operands, bounds: None)  # leaves NaN
     assert script.main() == 1
 
