@@ -287,14 +287,16 @@ class Runner:
 
     def _timed_run(self, contender: _Contender, operands: Operands, judge: Judge) -> None:
         lab = self.lab
+        started = time.perf_counter()
         lab.fill_nan(operands.out)
         lab.flush()
+        prepared_ms = (time.perf_counter() - started) * 1e3
         took = self._guarded(contender, lambda: lab.time(contender.run))
         if took is None:
             return
         contender.times.append(took)
         if self.repetitions is None:
-            fitting = int(self._budget_ms // max(took, 1e-3))
+            fitting = int(self._budget_ms // max(took + prepared_ms, 1e-3))
             least = _ROUNDS[0] if self._budget_ms == _BUDGET_MS else 1
             contender.rounds = min(contender.rounds, max(fitting, least))
         if len(contender.times) >= contender.rounds:
