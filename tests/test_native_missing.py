@@ -17,14 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_import_needs_nothing() -> None:
-    code = (
-        "import sys\n"
-        "import hipgroupgemm.native\n"
-        "print(sorted({'cffi', 'hip', 'cupy', 'torch'} & set(sys.modules)))\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    code = "import sys\nimport hipgroupgemm.native\nprint(sorted({'cffi', 'hip', 'cupy', 'torch'} & set(sys.modules)))\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout == "[]\n"
 
 
@@ -63,9 +57,7 @@ def test_two_runtimes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HIPGROUPGEMM_NATIVE_LIBRARY", str(shim))
     monkeypatch.setattr(_loader, "_library", None)
     monkeypatch.setattr(_rocm, "mapped", lambda _: ["/a/libamdhip64.so.6", "/b/libamdhip64.so.7"])
-    with pytest.raises(
-        native.NativeUnavailableError, match=r"/a/libamdhip64\.so\.6 and /b/libamdhip64\.so\.7"
-    ):
+    with pytest.raises(native.NativeUnavailableError, match=r"/a/libamdhip64\.so\.6 and /b/libamdhip64\.so\.7"):
         native.load()
 
 
@@ -161,9 +153,7 @@ def test_elf_names(tmp_path: Path) -> None:
     assert _rocm.elf_names(os.fspath(ROOT / "setup.py")) is None
 
 
-def test_build_says_why_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_build_says_why_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     include = tmp_path / "rocm" / "include" / "hipblaslt"
     include.mkdir(parents=True)
     (include / "hipblaslt-ext.hpp").touch()

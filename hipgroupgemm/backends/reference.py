@@ -52,10 +52,14 @@ class _Epilogue:
     def __init__(self, alpha: float, beta: float, accumulate: np.dtype[Any]) -> None:
         self.alpha, self.beta, self.accumulate = alpha, beta, accumulate
 
-    def stores_product_itself(self, out: Array, a: Array, b: Array, bias: Array | None) -> bool:
-        """Whether P = a b goes into this slice unchanged, so that BLAS may write it there."""
-        is_matrix = out.shape == (a.shape[0], b.shape[1])  # two axes alone may both be rows, or both columns
-        return is_matrix and out.dtype == self.accumulate and self.alpha == 1 and self.beta == 0 and bias is None
+    def stores_product_itself(self, a: Array, b: Array, out: Array, bias: Array | None, matrix_ndim: int = 2) -> bool:
+        """Whether P goes into a slice of out unchanged, so that BLAS may write it there, from operands that need no widening.
+
+        `matrix_ndim` is the number of axes of such a slice: BLAS writes matrices.
+        """
+        return (
+            a.dtype == b.dtype == out.dtype == self.accumulate and matrix_ndim == 2 and self.alpha == 1 and self.beta == 0 and bias is None
+        )
 
     def store(self, out: Array, product: Array | None, c: Array | None, bias: Array | None = None) -> None:
         """`product` is 2-D or None for zero; out and c are slices of the same shape with as many elements."""
@@ -123,11 +127,11 @@ def _required(bounds: GroupBounds | None) -> GroupBounds:
 
 
 def _product_into(out: Array, a: Array, b: Array, c: Array | None, bias: Array | None, epilogue: _Epilogue) -> None:
-    a, b = widen(a, epilogue.accumulate), widen(b, epilogue.accumulate)
-    if epilogue.stores_product_itself(out, a, b, bias):
+    if epilogue.stores_product_itself(a, b, out, bias, out.ndim):
         np.matmul(a, b, out=out)
     else:
-        epilogue.store(out, None if epilogue.alpha == 0 else np.matmul(a, b), c, bias)
+        product = None if epilogue.alpha == 0 else np.matmul(widen(a, epilogue.accumulate), widen(b, epilogue.accumulate))
+        epilogue.store(out, product, c, bias)
 
 
 def _non_contracting(
@@ -144,20 +148,23 @@ def _non_contracting(
     batch_shape, groups = out.shape[:batch_ndim], rhs.shape[0]
     starts = np.broadcast_to(bounds.starts, (*batch_shape, groups))
     ends = np.broadcast_to(bounds.ends, (*batch_shape, groups))
+    direct = epilogue.stores_product_itself(lhs, rhs, out, bias, out.ndim - batch_ndim)
+    matmul = np.matmul
     for at in np.ndindex(batch_shape):
         a, d, c_at = lhs[at], out[at], None if c is None else c[at]
+        every = (slice(None), *at)
+        weights = rhs[every]
         first, last = starts[at].tolist(), ends[at].tolist()
-        for group, (start, end) in enumerate(zip(first, last, strict=True)):
-            if start < end:
-                rows, weights = slice(start, end), (group, *at)
-                _product_into(
-                    d[rows],
-                    a[rows],
-                    rhs[weights],
-                    None if c_at is None else c_at[rows],
-                    None if bias is None else bias[group],
-                    epilogue,
-                )
+        if direct:  # nothing a group but the product itself: small groups feel every microsecond
+            for start, end, b in zip(first, last, weights, strict=True):
+                if start < end:
+                    matmul(a[start:end], b, out=d[start:end])
+        else:
+            for group, (start, end) in enumerate(zip(first, last, strict=True)):
+                if start < end:
+                    rows = slice(start, end)
+                    c_rows, bias_row = None if c_at is None else c_at[rows], None if bias is None else bias[group]
+                    _product_into(d[rows], a[rows], weights[group], c_rows, bias_row, epilogue)
         if zero_tail:
             for rows in (slice(0, first[0]), slice(last[-1], None)) if groups else (slice(0, None),):
                 if d[rows].size:
@@ -178,24 +185,29 @@ def _contracting(
     summed_shape = lhs.shape[batch_ndim : batch_ndim + summed_ndim]
     starts = np.broadcast_to(bounds.starts, (*batch_shape, *summed_shape, groups))
     ends = np.broadcast_to(bounds.ends, (*batch_shape, *summed_shape, groups))
-    for group in range(groups):
-        for at in np.ndindex(batch_shape):
-            slab = (group, *at, ...)  # stays an array where nothing is left but one element
-            d, c_at = out[slab], None if c is None else c[slab]
+    direct = not summed_ndim and epilogue.stores_product_itself(lhs, rhs, out, None, out.ndim - 1 - batch_ndim)
+    matmul = np.matmul
+    for at in np.ndindex(batch_shape):
+        every = (slice(None), *at)
+        slabs, c_slabs = out[every], None if c is None else c[every]
+        if direct:
+            a, b = lhs[at], rhs[at]
+            for start, end, slab in zip(starts[at].tolist(), ends[at].tolist(), slabs, strict=True):
+                if start < end:
+                    matmul(a[:, start:end], b[start:end], out=slab)
+                else:
+                    slab[...] = 0
+            continue
+        for group in range(groups):
             total: Array | None = None
             for inner in np.ndindex(summed_shape):
                 index, bound = (*at, *inner), (*at, *inner, group)
                 rows = slice(int(starts[bound]), int(ends[bound]))
                 if rows.start >= rows.stop or epilogue.alpha == 0:
                     continue
-                a, b = lhs[index][:, rows], rhs[index][rows]
-                if not summed_ndim and epilogue.stores_product_itself(d, a, b, None):
-                    np.matmul(widen(a, epilogue.accumulate), widen(b, epilogue.accumulate), out=d)
-                    break
-                product = np.matmul(widen(a, epilogue.accumulate), widen(b, epilogue.accumulate))
+                product = matmul(widen(lhs[index][:, rows], epilogue.accumulate), widen(rhs[index][rows], epilogue.accumulate))
                 total = product if total is None else total + product
-            else:
-                epilogue.store(d, total, c_at)
+            epilogue.store(slabs[group], total, None if c_slabs is None else c_slabs[group])
 
 
 ALGORITHM = MatmulAlgorithm(backend="reference", index=0, name="numpy_matmul_a_group", workspace_size=0, deterministic=True)

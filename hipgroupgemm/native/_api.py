@@ -351,9 +351,7 @@ class GroupedGemm(_Object):
         arrays = {name: _integers(call, name, value) for name, value in given.items() if value is not None}
         lengths = {name: array.size for name, array in arrays.items() if array.ndim}
         if not lengths:
-            _refuse(
-                call, "m, n, k and batch are all single numbers; wanted an array of sizes for at least one"
-            )
+            _refuse(call, "m, n, k and batch are all single numbers; wanted an array of sizes for at least one")
         count = next(iter(lengths.values()))
         if any(length != count for length in lengths.values()):
             _refuse(
@@ -383,9 +381,7 @@ class GroupedGemm(_Object):
         call = "hgg_algorithms_heuristic"
         wanted = _int32(call, "max_count", max_count)
         limit = _limit(call, max_workspace)
-        return self._listed(
-            call, lambda *out: self._library.lib.hgg_algorithms_heuristic(self._id, wanted, limit, *out)
-        )
+        return self._listed(call, lambda *out: self._library.lib.hgg_algorithms_heuristic(self._id, wanted, limit, *out))
 
     def all_algorithms(self, max_workspace: int = NO_LIMIT) -> list[NativeAlgorithm]:
         """Every algorithm that supports the problem within ``max_workspace`` bytes, in the library's order.
@@ -413,9 +409,7 @@ class GroupedGemm(_Object):
             kernel_name=ffi.string(out.kernel_name).decode(),
             workspace_size=out.workspace_size,
             supported=bool(out.supported),
-            splits=bool(
-                flags & (self._library.lib.HGG_ALGORITHM_SPLIT | self._library.lib.HGG_ALGORITHM_EXTRA_KERNEL)
-            ),
+            splits=bool(flags & (self._library.lib.HGG_ALGORITHM_SPLIT | self._library.lib.HGG_ALGORITHM_EXTRA_KERNEL)),
             stream_k=bool(flags & self._library.lib.HGG_ALGORITHM_STREAM_K),
         )
 
@@ -460,16 +454,10 @@ class GroupedGemm(_Object):
                 verified.
         """
         call, lib = "hgg_initialize", self._library.lib
-        index = _int32(
-            call, "algorithm", algorithm.index if isinstance(algorithm, NativeAlgorithm) else algorithm
-        )
-        allow = (lib.HGG_ALLOW_SPLIT if allow_split else 0) | (
-            lib.HGG_ALLOW_STREAM_K if allow_stream_k else 0
-        )
+        index = _int32(call, "algorithm", algorithm.index if isinstance(algorithm, NativeAlgorithm) else algorithm)
+        allow = (lib.HGG_ALLOW_SPLIT if allow_split else 0) | (lib.HGG_ALLOW_STREAM_K if allow_stream_k else 0)
         size = _limit(call, workspace_size)
-        self._check(
-            call, lib.hgg_initialize(self._id, index, _address(call, "workspace", workspace), size, allow)
-        )
+        self._check(call, lib.hgg_initialize(self._id, index, _address(call, "workspace", workspace), size, allow))
 
     def release(self) -> None:
         """Undo :meth:`initialize`; the workspace is free again."""
@@ -536,9 +524,7 @@ def _limit(call: str, value: int) -> int:
 
 def _address(call: str, name: str, value: int) -> int:
     if not isinstance(value, (int, np.integer)):
-        raise TypeError(
-            f"{call}: {name} is {value!r} ({type(value).__name__}), wanted a device address as an int"
-        )
+        raise TypeError(f"{call}: {name} is {value!r} ({type(value).__name__}), wanted a device address as an int")
     if not 0 <= int(value) < 2**64:
         _refuse(call, f"{name} is {value}, wanted a device address")
     return int(value)

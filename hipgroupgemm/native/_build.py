@@ -70,9 +70,7 @@ class NativeBuild:
         if self.possible:
             self._compile(folder)
         if self.reason:
-            print(
-                f"hipgroupgemm: built without the hipblaslt backend's native part: {self.reason}", flush=True
-            )
+            print(f"hipgroupgemm: built without the hipblaslt backend's native part: {self.reason}", flush=True)
             if self.wish == "1":
                 raise SystemExit("hipgroupgemm: HIPGROUPGEMM_BUILD_NATIVE is 1, so this is an error")
             return False
@@ -97,9 +95,7 @@ class NativeBuild:
             "-D__HIP_PLATFORM_AMD__",
         ]
         flags += [f"-I{self.source / 'include'}"]
-        if (
-            os.path.realpath(self.root.include) != "/usr/include"
-        ):  # there already, and to name it would reorder it
+        if os.path.realpath(self.root.include) != "/usr/include":  # there already, and to name it would reorder it
             flags += ["-isystem", self.root.include]
         flags += shlex.split(os.environ.get("CXXFLAGS", ""))
         # No -l: the shim takes its names from the hipBLASLt and HIP runtime that the process has

@@ -130,9 +130,7 @@ class HipBuild:
         for i, (kernel, grid) in enumerate(zip(kernels.tolist(), grids.tolist(), strict=True)):
             by_value = _Arguments.from_buffer_copy(arguments[i : i + 1].tobytes())
             self.check(
-                self.hip.hipModuleLaunchKernel(
-                    self.functions[KERNELS[kernel]], grid, 1, 1, THREADS, 1, 1, 0, None, None, (by_value,)
-                )
+                self.hip.hipModuleLaunchKernel(self.functions[KERNELS[kernel]], grid, 1, 1, THREADS, 1, 1, 0, None, None, (by_value,))
             )
         self.check(self.hip.hipDeviceSynchronize())
 

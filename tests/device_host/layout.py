@@ -28,9 +28,7 @@ RECORD = np.dtype(
 )  # fmt: skip
 
 OPERAND = np.dtype([("base", "<u8"), ("row_stride", "<i8"), ("group_stride", "<i8"), ("batch_stride", "<i8")])
-MATRIX = np.dtype(
-    [("base", "<u8"), ("row_stride", "<i8"), ("column_stride", "<i8"), ("group_stride", "<i8"), ("batch_stride", "<i8")]
-)
+MATRIX = np.dtype([("base", "<u8"), ("row_stride", "<i8"), ("column_stride", "<i8"), ("group_stride", "<i8"), ("batch_stride", "<i8")])
 FAULT = np.dtype([("kind", "<i4"), ("batch", "<i4"), ("group", "<i8"), ("wanted", "<i8"), ("left", "<i8")])
 TILE = np.dtype([("problem", "<i4"), ("rows", "<i4"), ("first_row", "<i8")])
 

@@ -38,9 +38,7 @@ class Device:
     def write(self, address: int, array: Array) -> None:
         data = np.ascontiguousarray(array)
         self.check(
-            self.hip.hipMemcpy(
-                ctypes.c_void_p(address), ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(data.nbytes), 1
-            ),
+            self.hip.hipMemcpy(ctypes.c_void_p(address), ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(data.nbytes), 1),
             "hipMemcpy",
         )
 
@@ -54,9 +52,7 @@ class Device:
         out = np.empty(count, dtype)
         if out.nbytes:
             self.check(
-                self.hip.hipMemcpy(
-                    ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(address), ctypes.c_size_t(out.nbytes), 2
-                ),
+                self.hip.hipMemcpy(ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(address), ctypes.c_size_t(out.nbytes), 2),
                 "hipMemcpy",
             )
         return out

@@ -48,9 +48,7 @@ def launch(device: Device, name: bytes, arguments: Arguments, blocks: int, packe
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("groups", [1, 7, 300, 2000])
 @pytest.mark.parametrize("sizes_type", [(I32, np.int32), (I64, np.int64)])
-def test_fill_then_run(
-    handle: Handle, device: Device, groups: int, packed: bool, sizes_type: tuple[int, type]
-) -> None:
+def test_fill_then_run(handle: Handle, device: Device, groups: int, packed: bool, sizes_type: tuple[int, type]) -> None:
     rng = np.random.default_rng()
     m, k, rows = 24, 16, 3 * groups + 5
     sizes = rng.multinomial(rows - 2, rng.dirichlet(np.full(groups, 0.5)))  # two rows belong to no group

@@ -26,9 +26,7 @@ F16 = DataType.FLOAT16
 COUNTS = {(False, False): 360, (True, False): 480, (False, True): 258, (True, True): 2}
 
 
-def grouped(
-    handle: Handle, trans_a: bool, trans_b: bool, output: DataType = F16, bias: bool = False
-) -> GroupedGemm:
+def grouped(handle: Handle, trans_a: bool, trans_b: bool, output: DataType = F16, bias: bool = False) -> GroupedGemm:
     gemm = GroupedGemm(
         handle,
         F16,
@@ -210,9 +208,7 @@ def test_no_kernel_library_for_the_device() -> None:
         "        print('refused', 'no kernel library for this device' in str(e))\n"
     )
     environment = os.environ | {"STANDIN_ARCH": "gfx942:sramecc+:xnack-"}
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split("\n")[:4] == ["refused True"] * 4
 

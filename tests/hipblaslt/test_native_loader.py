@@ -51,10 +51,7 @@ def test_what_is_loaded() -> None:
 
 
 def test_nothing_is_loaded_by_the_import() -> None:
-    out = run(
-        "from hipgroupgemm.native import _rocm\n"
-        "print(_rocm.mapped('libamdhip64'), _rocm.mapped('libhipblaslt'))"
-    )
+    out = run("from hipgroupgemm.native import _rocm\nprint(_rocm.mapped('libamdhip64'), _rocm.mapped('libhipblaslt'))")
     assert out == "[] []\n"
 
 
@@ -110,11 +107,7 @@ def test_another_version_by_its_own_word(tmp_path: Path) -> None:
     copy = tmp_path / "libhipblaslt.so"
     shutil.copyfile(LIBRARY.hipblaslt, copy)
     out = run(
-        f"ctypes.CDLL({str(copy)!r})\n"
-        "try:\n"
-        "    n.Handle()\n"
-        "except n.NativeError as e:\n"
-        "    print(e.status, e)\n",
+        f"ctypes.CDLL({str(copy)!r})\ntry:\n    n.Handle()\nexcept n.NativeError as e:\n    print(e.status, e)\n",
         HIPGROUPGEMM_NATIVE_LIBRARY=os.environ["HIPGROUPGEMM_MISMATCH"],
     )
     assert out.startswith("HGG_VERSION_MISMATCH")
@@ -128,9 +121,7 @@ def test_a_shim_of_another_abi(tmp_path: Path) -> None:
 
 
 def test_a_shim_that_needs_what_hipblaslt_lacks(tmp_path: Path) -> None:
-    source = (
-        "extern int hipblasltOfTheFuture(void); int hgg_abi_version(void) { return hipblasltOfTheFuture(); }"
-    )
+    source = "extern int hipblasltOfTheFuture(void); int hgg_abi_version(void) { return hipblasltOfTheFuture(); }"
     shim = compiled(tmp_path, "libhipgroupgemm.so", source)
     text = reason(HIPGROUPGEMM_NATIVE_LIBRARY=str(shim))
     assert "does not fit" in text

@@ -64,9 +64,7 @@ KEPT: list[Any] = []  # arrays that a problem points at
 
 
 def problem(**changes: Any) -> Any:
-    values: dict[str, Any] = (
-        dict(m=[64, 64], n=[100, 1], k=[32, 32], batch=[1, 1], alpha=1.0, beta=0.0) | changes
-    )
+    values: dict[str, Any] = dict(m=[64, 64], n=[100, 1], k=[32, 32], batch=[1, 1], alpha=1.0, beta=0.0) | changes
     p = FFI.new("hgg_problem *")
     p.count = values.pop("count", 2)
     for name, value in values.items():
@@ -136,9 +134,7 @@ def calls_on_handle(handle: int) -> dict[str, Callable[[], int]]:
     }
 
 
-@pytest.mark.parametrize(
-    "number", [0, 1, 2, 3, 2**31, 2**32, 2**32 + 1, 2**63, 2**64 - 1, 0xDEADBEEF00000007]
-)
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 2**31, 2**32, 2**32 + 1, 2**63, 2**64 - 1, 0xDEADBEEF00000007])
 def test_numbers_that_are_no_ids(number: int) -> None:
     for call in [*calls_on_instance(number).items(), *calls_on_handle(number).items()]:
         name, function = call
@@ -220,9 +216,7 @@ def test_null_pointers(ready: tuple[int, int, int, int, int], ids: tuple[int, in
     ]
     assert [status_name(status) for status in calls] == ["HGG_INVALID_ARGUMENT"] * len(calls)
     for name in ("m", "n", "k", "batch"):
-        expect(
-            LIB.hgg_set_problem(instance, problem(**{name: None})), "HGG_INVALID_ARGUMENT", f"{name} is null"
-        )
+        expect(LIB.hgg_set_problem(instance, problem(**{name: None})), "HGG_INVALID_ARGUMENT", f"{name} is null")
 
 
 def test_before_set_problem(ids: tuple[int, int]) -> None:
@@ -258,9 +252,7 @@ def test_run_only_when_initialised(ready: tuple[int, int, int, int, int]) -> Non
     expect(LIB.hgg_release(instance), "HGG_OK")
     refused()
     expect(LIB.hgg_initialize(instance, index, workspace, needed, 0), "HGG_OK")
-    expect(
-        LIB.hgg_set_problem(instance, problem(n=[0, 0])), "HGG_INVALID_ARGUMENT"
-    )  # refused before anything changed
+    expect(LIB.hgg_set_problem(instance, problem(n=[0, 0])), "HGG_INVALID_ARGUMENT")  # refused before anything changed
     expect(LIB.hgg_run(instance, records, 392, 0), "HGG_OK")
     expect(LIB.hgg_initialize(instance, index, workspace, needed - 1, 0), "HGG_WORKSPACE")  # likewise
     expect(LIB.hgg_run(instance, records, 392, 0), "HGG_OK")
@@ -325,9 +317,7 @@ def test_every_combination_of_types_answers(ids: tuple[int, int]) -> None:
 @pytest.mark.parametrize("device_index", [-1, 1, 2**31 - 1, -(2**31)])
 def test_bad_device(device_index: int) -> None:
     out = FFI.new("hgg_handle *", 5)
-    expect(
-        LIB.hgg_handle_create(device_index, 0, out), "HGG_INVALID_ARGUMENT", str(device_index), "there are 1"
-    )
+    expect(LIB.hgg_handle_create(device_index, 0, out), "HGG_INVALID_ARGUMENT", str(device_index), "there are 1")
     assert out[0] == 0
 
 

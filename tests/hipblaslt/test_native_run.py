@@ -80,12 +80,8 @@ def test_results(
 
 
 @pytest.mark.parametrize("transposes", TRANSPOSES)
-def test_every_algorithm(
-    handle: Handle, device: Device, rng: np.random.Generator, transposes: tuple[bool, bool]
-) -> None:
-    grouped = Grouped(
-        device, rng, [24] * 3, [5, 0, 9], [17] * 3, [1] * 3, trans_a=transposes[0], trans_b=transposes[1]
-    )
+def test_every_algorithm(handle: Handle, device: Device, rng: np.random.Generator, transposes: tuple[bool, bool]) -> None:
+    grouped = Grouped(device, rng, [24] * 3, [5, 0, 9], [17] * 3, [1] * 3, trans_a=transposes[0], trans_b=transposes[1])
     gemm = grouped.instance(handle)
     grouped.set_capacity(gemm)
     algorithms = gemm.all_algorithms()
@@ -133,9 +129,7 @@ def test_other_records_without_initialize(handle: Handle, device: Device, rng: n
         grouped.free()
 
 
-def test_more_tiles_than_the_capacity_stay_unwritten(
-    handle: Handle, device: Device, rng: np.random.Generator
-) -> None:
+def test_more_tiles_than_the_capacity_stay_unwritten(handle: Handle, device: Device, rng: np.random.Generator) -> None:
     """The trap that the capacity is for: hipBLASLt reports success. Here it shows as NaN left over."""
     groups = 4
     grouped = Grouped(device, rng, [64] * groups, [300] * groups, [32] * groups, [1] * groups)
@@ -249,9 +243,7 @@ def test_the_sound_record_is_right(sound: tuple[Grouped, GroupedGemm]) -> None:
 
 @pytest.mark.parametrize("field", CORRUPTIONS)
 @pytest.mark.parametrize("group", [0, 2])
-def test_one_corrupt_field_is_seen(
-    sound: tuple[Grouped, GroupedGemm], device: Device, field: str, group: int
-) -> None:
+def test_one_corrupt_field_is_seen(sound: tuple[Grouped, GroupedGemm], device: Device, field: str, group: int) -> None:
     """What the other tests are worth: one wrong field of one record, and the comparison or launch fails."""
     grouped, gemm = sound
     records = grouped.records()

@@ -169,9 +169,7 @@ def test_gemms_of_an_unknown_kind_are_refused(device: Device, name: str, words: 
         arguments[0] = kind << 30
         arguments[1], arguments[3] = split, 1
         size = ctypes.c_size_t(words)
-        extra = (ctypes.c_void_p * 5)(
-            1, arguments.ctypes.data, 2, ctypes.cast(ctypes.pointer(size), ctypes.c_void_p).value, 3
-        )
+        extra = (ctypes.c_void_p * 5)(1, arguments.ctypes.data, 2, ctypes.cast(ctypes.pointer(size), ctypes.c_void_p).value, 3)
         assert hip.hipModuleLaunchKernel(function, 1, 1, 1, 256, 1, 1, 0, None, None, extra) == 801
 
 
