@@ -52,14 +52,9 @@ class _Epilogue:
     def __init__(self, alpha: float, beta: float, accumulate: np.dtype[Any]) -> None:
         self.alpha, self.beta, self.accumulate = alpha, beta, accumulate
 
-    def stores_product_itself(self, a: Array, b: Array, out: Array, bias: Array | None, matrix_ndim: int = 2) -> bool:
-        """Whether P goes into a slice of out unchanged, so that BLAS may write it there, from operands that need no widening.
-
-        `matrix_ndim` is the number of axes of such a slice: BLAS writes matrices.
-        """
-        return (
-            a.dtype == b.dtype == out.dtype == self.accumulate and matrix_ndim == 2 and self.alpha == 1 and self.beta == 0 and bias is None
-        )
+    def stores_product_itself(self, a: Array, b: Array, out: Array, bias: Array | None) -> bool:
+        """Whether P = a b goes into matrices of out unchanged, so that BLAS may write it there, from operands that need no widening."""
+        return a.dtype == b.dtype == out.dtype == self.accumulate and self.alpha == 1 and self.beta == 0 and bias is None
 
     def store(self, out: Array, product: Array | None, c: Array | None, bias: Array | None = None) -> None:
         """`product` is 2-D or None for zero; out and c are slices of the same shape with as many elements."""
@@ -127,7 +122,8 @@ def _required(bounds: GroupBounds | None) -> GroupBounds:
 
 
 def _product_into(out: Array, a: Array, b: Array, c: Array | None, bias: Array | None, epilogue: _Epilogue) -> None:
-    if epilogue.stores_product_itself(a, b, out, bias, out.ndim):
+    is_matrix = out.shape == (a.shape[0], b.shape[1])  # two axes alone may both be rows, or both columns
+    if is_matrix and epilogue.stores_product_itself(a, b, out, bias):
         np.matmul(a, b, out=out)
     else:
         product = None if epilogue.alpha == 0 else np.matmul(widen(a, epilogue.accumulate), widen(b, epilogue.accumulate))
@@ -148,7 +144,8 @@ def _non_contracting(
     batch_shape, groups = out.shape[:batch_ndim], rhs.shape[0]
     starts = np.broadcast_to(bounds.starts, (*batch_shape, groups))
     ends = np.broadcast_to(bounds.ends, (*batch_shape, groups))
-    direct = epilogue.stores_product_itself(lhs, rhs, out, bias, out.ndim - batch_ndim)
+    is_matrix = out.shape[batch_ndim + 1 :] == rhs.shape[-1:]
+    direct = is_matrix and epilogue.stores_product_itself(lhs, rhs, out, bias)
     matmul = np.matmul
     for at in np.ndindex(batch_shape):
         a, d, c_at = lhs[at], out[at], None if c is None else c[at]
@@ -185,7 +182,8 @@ def _contracting(
     summed_shape = lhs.shape[batch_ndim : batch_ndim + summed_ndim]
     starts = np.broadcast_to(bounds.starts, (*batch_shape, *summed_shape, groups))
     ends = np.broadcast_to(bounds.ends, (*batch_shape, *summed_shape, groups))
-    direct = not summed_ndim and epilogue.stores_product_itself(lhs, rhs, out, None, out.ndim - 1 - batch_ndim)
+    is_matrix = out.shape[1 + batch_ndim :] == (lhs.shape[-2], rhs.shape[-1])
+    direct = is_matrix and not summed_ndim and epilogue.stores_product_itself(lhs, rhs, out, None)
     matmul = np.matmul
     for at in np.ndindex(batch_shape):
         every = (slice(None), *at)
@@ -207,7 +205,8 @@ def _contracting(
                     continue
                 product = matmul(widen(lhs[index][:, rows], epilogue.accumulate), widen(rhs[index][rows], epilogue.accumulate))
                 total = product if total is None else total + product
-            epilogue.store(slabs[group], total, None if c_slabs is None else c_slabs[group])
+            slab = (group, ...)  # stays an array where nothing is left but one element
+            epilogue.store(slabs[slab], total, None if c_slabs is None else c_slabs[slab])
 
 
 ALGORITHM = MatmulAlgorithm(backend="reference", index=0, name="numpy_matmul_a_group", workspace_size=0, deterministic=True)
