@@ -2,7 +2,7 @@
 
 The native part (a plain shared library, ``hipgroupgemm/native/libhipgroupgemm.so``) needs hipBLASLt's headers
 and a C++17 compiler. Without them the package is pure Python, and its hipblaslt backend says so. Set in the
-environment: HIPGROUPGEMM_BUILD_NATIVE to 0 (never) or 1 (fail if it cannot be built), CXX, CXXFLAGS,
+environment: HIPGROUPGEMM_BUILD_NATIVE to 0 (never) or 1 (fail if it cannot be built), CXX, CXXFLAGS, LDFLAGS,
 ROCM_PATH.
 
 Everything that is plain metadata stands in pyproject.toml.
