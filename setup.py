@@ -96,14 +96,14 @@ class BuildNative(Command):
 class SourceDistribution(sdist):
     """Adds what is built from: C++ sources, headers, device sources."""
 
-    def add_defaults(self) -> None:
+    def make_distribution(self) -> None:
         """Everything below include/ and device/, and the native part's sources."""
-        super().add_defaults()
         wanted = [*NATIVE.glob("*.cpp"), *NATIVE.glob("*.hpp"), *NATIVE.glob("*.map")]
         for folder, patterns in DATA.values():
             for pattern in patterns:
                 wanted += folder.rglob(pattern)
         self.filelist.extend(sorted(str(path.relative_to(HERE)) for path in wanted))
+        super().make_distribution()
 
 
 class Wheel(bdist_wheel):
