@@ -2,7 +2,7 @@
 
 The native part (a plain shared library, ``hipgroupgemm/native/libhipgroupgemm.so``) needs hipBLASLt's headers
 and a C++17 compiler. Without them the package is pure Python, and its hipblaslt backend says so. Set in the
-environment: HIPGROUPGEMM_BUILD_NATIVE to 0 (never) or 1 (fail if it cannot be built), CXX, CXXFLAGS,
+environment: HIPGROUPGEMM_BUILD_NATIVE to 0 (never) or 1 (fail if it cannot be built), CXX, CXXFLAGS, LDFLAGS,
 ROCM_PATH.
 
 Everything that is plain metadata stands in pyproject.toml.
@@ -96,14 +96,14 @@ class BuildNative(Command):
 class SourceDistribution(sdist):
     """Adds what is built from: C++ sources, headers, device sources."""
 
-    def add_defaults(self) -> None:
+    def make_distribution(self) -> None:
         """Everything below include/ and device/, and the native part's sources."""
-        super().add_defaults()
         wanted = [*NATIVE.glob("*.cpp"), *NATIVE.glob("*.hpp"), *NATIVE.glob("*.map")]
         for folder, patterns in DATA.values():
             for pattern in patterns:
                 wanted += folder.rglob(pattern)
         self.filelist.extend(sorted(str(path.relative_to(HERE)) for path in wanted))
+        super().make_distribution()
 
 
 class Wheel(bdist_wheel):

@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
-# Checks the native part against the real hipBLASLt, with no GPU: sets up a root folder of Debian's unstable suite,
-# compiles the shim there with g++ and hipcc and the kernels with hipcc and hipRTC, and runs tests/hipblaslt on the
-# stand-in HIP runtime (tests/hip_standin).
+# Checks the native part against the real hipBLASLt, with no GPU: sets up a root folder of Debian's unstable
+# suite, compiles the shim there with g++ and hipcc and the kernels with hipcc and hipRTC, and runs
+# tests/hipblaslt on the stand-in HIP runtime (tests/hip_standin).
 #
 #   tools/check_hipblaslt.sh [--refresh] [ARGUMENTS FOR PYTEST]
 #
-# The root is kept under ${XDG_CACHE_HOME:-$HOME/.cache}/hipgroupgemm and named after the versions of its packages. Once a
-# day (HIPGROUPGEMM_ROOT_MAX_AGE, in hours), or with --refresh, the mirror is asked whether there are others. All mounts
-# are made in a namespace of this process, and end with it.
+# The root is kept under ${XDG_CACHE_HOME:-$HOME/.cache}/hipgroupgemm and named after the versions of its
+# packages. Once a day (HIPGROUPGEMM_ROOT_MAX_AGE, in hours), or with --refresh, the mirror is asked whether
+# there are others. All mounts are made in a namespace of this process, and end with it.
 #
-# If the mirror cannot serve the packages this prints NOT RUN and ends with status 0. Everything else that fails, fails.
+# If the mirror cannot serve the packages this prints NOT RUN and ends with status 0. Everything else that
+# fails, fails.
 #
 #   HIPGROUPGEMM_MIRROR    a Debian mirror; default: the host's own, else debootstrap's
-#   HIPGROUPGEMM_HEADERS   a folder with other hipBLASLt versions' public headers, VERSION/hipblaslt/*.h, to check the
-#                          syntax against
+#   HIPGROUPGEMM_HEADERS   a folder with other hipBLASLt versions' public headers, VERSION/hipblaslt/*.h, to
+#                          check the syntax against
 set -euo pipefail
 
-PACKAGES="libhipblaslt-dev libhipblas-common-dev libhipblaslt1 libamdhip64-dev libamdhip64-6 libhiprtc6 hipcc clang-21
-  g++ gcc make python3 python3-numpy python3-ml-dtypes python3-cffi python3-pytest python3-filelock python3-platformdirs
-  python3-setuptools"
+PACKAGES="libhipblaslt-dev libhipblas-common-dev libhipblaslt1 libamdhip64-dev libamdhip64-6 libhiprtc6 hipcc
+  clang-21 g++ gcc make python3 python3-numpy python3-ml-dtypes python3-cffi python3-pytest python3-filelock
+  python3-platformdirs python3-setuptools"
 RECIPE=1 # raise it when what is done to the root changes
 
 say() { printf 'check-hipblaslt: %s\n' "$*"; }
@@ -28,15 +29,18 @@ not_run() {
   exit 0
 }
 
-# ---- inside the root ------------------------------------------------------------------------------------------------
+# ---- inside the root ---------------------------------------------------------------------------------------
 
-# step NAME INPUTS... -- COMMAND...: runs the command, unless it succeeded before with the same inputs and words.
+# step NAME INPUTS... -- COMMAND...: runs the command, unless it succeeded before with the same inputs.
 step() {
   local name=$1 inputs=() key
   shift
   while [ "$1" != -- ]; do inputs+=("$1"); shift; done
   shift
-  key=$({ printf '%s\n' "$*"; find "${inputs[@]}" -type f -print0 2>/dev/null | LC_ALL=C sort -z | xargs -0r sha256sum; } | sha256sum)
+  key=$({
+    printf '%s\n' "$*"
+    find "${inputs[@]}" -type f -print0 2> /dev/null | LC_ALL=C sort -z | xargs -0r sha256sum
+  } | sha256sum)
   if [ -f "/build/done/$name" ] && [ "$key" = "$(cat "/build/done/$name")" ]; then
     say "$name: as before"
     return
@@ -63,7 +67,7 @@ mismatched_shim() {
   sed -E 's/(HIPBLASLT_VERSION_MINOR +)1/\12/' /usr/include/hipblaslt/hipblaslt-version.h \
     > /build/mismatch/include/hipblaslt/hipblaslt-version.h
   grep -Eq 'VERSION_MINOR +2' /build/mismatch/include/hipblaslt/hipblaslt-version.h \
-    || die "hipBLASLt here is not 1.1 any more: look at mismatched_shim, and at the numbers in tests/hipblaslt"
+    || die "hipBLASLt here is not 1.1 any more: see mismatched_shim, and the numbers in tests/hipblaslt"
   shim /build/mismatch g++ "-O0 -isystem /build/mismatch/include"
 }
 
@@ -76,7 +80,8 @@ other_versions() { # FOLDER
   local version source
   for version in "$1"/*/; do
     for source in hipgroupgemm/native/*.cpp; do
-      g++ -std=c++17 -fsyntax-only -Wall -Wextra -Werror -D__HIP_PLATFORM_AMD__ -Iinclude -isystem "$version" "$source"
+      g++ -std=c++17 -fsyntax-only -Wall -Wextra -Werror -D__HIP_PLATFORM_AMD__ -Iinclude \
+        -isystem "$version" "$source"
     done
     say "syntax against $(basename "$version")'s headers: right (nothing of it was run)"
   done
@@ -85,26 +90,32 @@ other_versions() { # FOLDER
 kernels_hipcc() {
   local target
   for target in gfx942 gfx950 gfx90a; do
-    hipcc --genco --offload-arch="$target" -std=c++17 -O3 -Wall -Wextra -Werror -Idevice -Iinclude device/kernels.cpp \
-      -o "/build/kernels-$target.co"
+    hipcc --genco --offload-arch="$target" -std=c++17 -O3 -Wall -Wextra -Werror -Idevice -Iinclude \
+      device/kernels.cpp -o "/build/kernels-$target.co"
   done
 }
 
 inside() {
   cd /src
-  say "hipBLASLt $(dpkg-query -W -f '${Version}' libhipblaslt1), HIP $(dpkg-query -W -f '${Version}' libamdhip64-6), $(g++ --version | head -1)"
-  local native="include hipgroupgemm/native setup.py"
+  # shellcheck disable=SC2016
+  say "$(dpkg-query -W -f '${Package} ${Version}; ' libhipblaslt1 libamdhip64-6 hipcc clang-21 g++ python3)"
+  local native=(include setup.py hipgroupgemm/native/_build.py hipgroupgemm/native/_rocm.py
+    hipgroupgemm/native/*.cpp hipgroupgemm/native/*.hpp hipgroupgemm/native/*.map)
   step header include -- headers_alone
-  step shim-g++ $native -- shim /build/shim g++
-  step shim-hipcc $native -- shim /build/shim-hipcc hipcc
-  step shim-mismatch $native -- mismatched_shim
-  if [ -d /headers ]; then step other-versions $native /headers -- other_versions /headers; fi
+  step shim-g++ "${native[@]}" -- shim /build/shim g++
+  step shim-hipcc "${native[@]}" -- shim /build/shim-hipcc hipcc
+  step shim-mismatch "${native[@]}" -- mismatched_shim
+  if compgen -G '/headers/*/hipblaslt/hipblaslt-ext.hpp' > /dev/null; then
+    step other-versions "${native[@]}" /headers -- other_versions /headers
+  fi
   step stand-in tests/hip_standin -- make -s -j2 -C tests/hip_standin OUT=/build/standin
   export LD_LIBRARY_PATH=/build/standin HIPGROUPGEMM_STANDIN=1 PYTHONPATH=/src PYTHONDONTWRITEBYTECODE=1
   if [ -f device/kernels.cpp ]; then
-    step kernels-host device include tests/hip_standin -- make -s -C tests/hip_standin OUT=/build/standin kernels
+    step kernels-host device include tests/hip_standin -- \
+      make -s -C tests/hip_standin OUT=/build/standin kernels
     step kernels-hipcc device include -- kernels_hipcc
-    step kernels-hiprtc device include tools/hiprtc_kernels.py -- python3 tools/hiprtc_kernels.py gfx942 gfx950 gfx90a
+    step kernels-hiprtc device include tools/hiprtc_kernels.py -- \
+      python3 tools/hiprtc_kernels.py gfx942 gfx950 gfx90a
     export STANDIN_KERNELS=/build/standin/libdevice_kernels.so
   else
     say "device/kernels.cpp is not in this checkout: kernels not checked"
@@ -113,7 +124,8 @@ inside() {
   # The other compiler's shim must work as well; the tests proper use g++'s.
   HIPGROUPGEMM_NATIVE_LIBRARY=/build/shim-hipcc/libhipgroupgemm.so python3 -m pytest -q -p no:cacheprovider \
     tests/hipblaslt/test_native_order.py -k "destroy or run_only" --no-header
-  HIPGROUPGEMM_NATIVE_LIBRARY=/build/shim/libhipgroupgemm.so python3 -m pytest -p no:cacheprovider --no-header tests/hipblaslt "$@"
+  HIPGROUPGEMM_NATIVE_LIBRARY=/build/shim/libhipgroupgemm.so python3 -m pytest -p no:cacheprovider \
+    --no-header tests/hipblaslt "$@"
 }
 
 if [ "${1:-}" = --inside ]; then
@@ -122,7 +134,7 @@ if [ "${1:-}" = --inside ]; then
   exit
 fi
 
-# ---- outside --------------------------------------------------------------------------------------------------------
+# ---- outside -----------------------------------------------------------------------------------------------
 
 refresh=0
 if [ "${1:-}" = --refresh ]; then
@@ -150,14 +162,16 @@ flock 9
 
 mirror=${HIPGROUPGEMM_MIRROR:-}
 if [ -z "$mirror" ] && grep -qs '^ID=debian' /etc/os-release; then
-  mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2> /dev/null | grep -m1 '/debian/\?$' || true)
+  # shellcheck disable=SC2016
+  mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2> /dev/null \
+    | grep -m1 '/debian/\?$' || true)
 fi
 if [ -z "$mirror" ]; then
   mirror=$(sed -n 's/^ *DEF_MIRROR="\(http[^"]*\)".*/\1/p' "$(command -v debootstrap)" | head -1)
 fi
 [ -n "$mirror" ] || die "which Debian mirror? Set HIPGROUPGEMM_MIRROR"
 
-# A mirror that was frozen at some date has an index past its Valid-Until. Its signature is checked all the same.
+# A mirror frozen at some date has an index past its Valid-Until. Its signature is checked all the same.
 tolerant=(-o Acquire::Check-Valid-Until=false -o Acquire::Retries=3 -o Acquire::http::Timeout=60)
 
 # The versions that the mirror has, asked without touching the host's own lists.
@@ -175,6 +189,7 @@ newest_versions() {
 }
 
 in_root() { # ROOT COMMAND...: with /proc and /dev, in a mount namespace that ends with the command
+  # shellcheck disable=SC2016
   unshare --mount --propagation private -- bash -euc '
     root=$1; shift
     mount -t proc proc "$root/proc"
@@ -188,7 +203,7 @@ make_root() { # ROOT
   rm -rf "$part"
   say "setting up $1 from $mirror"
   debootstrap --variant=minbase --download-only sid "$part" "$mirror" > "$cache/debootstrap.log" 2>&1 \
-    || not_run "the mirror $mirror cannot serve Debian unstable's base system (see $cache/debootstrap.log)"
+    || not_run "the mirror $mirror cannot serve Debian unstable (see $cache/debootstrap.log)"
   debootstrap --variant=minbase sid "$part" "$mirror" >> "$cache/debootstrap.log" 2>&1 \
     || die "debootstrap failed, see $cache/debootstrap.log"
   printf 'Acquire::Check-Valid-Until "false";\nAcquire::Retries "3";\nAPT::Install-Recommends "false";\n' \
@@ -197,13 +212,15 @@ make_root() { # ROOT
   chmod +x "$part/usr/sbin/policy-rc.d"
   cp -L /etc/resolv.conf "$part/etc/resolv.conf" 2> /dev/null || true
   # shellcheck disable=SC2086
-  { in_root "$part" apt-get -qq update && in_root "$part" apt-get -qq install -y --download-only $PACKAGES; } \
-    > "$cache/install.log" 2>&1 || not_run "the mirror $mirror cannot serve the packages (see $cache/install.log)"
+  { in_root "$part" apt-get -qq update \
+    && in_root "$part" apt-get -qq install -y --download-only $PACKAGES; } \
+    > "$cache/install.log" 2>&1 \
+    || not_run "the mirror $mirror cannot serve the packages (see $cache/install.log)"
   # shellcheck disable=SC2086
   in_root "$part" apt-get -qq install -y $PACKAGES >> "$cache/install.log" 2>&1 \
     || die "the packages cannot be installed, see $cache/install.log"
   in_root "$part" apt-get clean
-  mkdir -p "$part/src" "$part/build" "$part/headers.d"
+  mkdir -p "$part/src" "$part/build"
   mv "$part" "$1"
 }
 
@@ -232,6 +249,7 @@ fi
 
 root=$cache/$current
 say "root $root"
+# shellcheck disable=SC2016
 unshare --mount --propagation private -- bash -euc '
   root=$1 source=$2 headers=$3; shift 3
   mount -t proc proc "$root/proc"
@@ -240,5 +258,6 @@ unshare --mount --propagation private -- bash -euc '
   mount -o remount,bind,ro "$root/src"
   if [ -n "$headers" ]; then mkdir -p "$root/headers"; mount --bind "$headers" "$root/headers"; fi
   exec chroot "$root" env -i HOME=/root LANG=C.UTF-8 TERM="${TERM:-dumb}" CI="${CI:-}" \
-    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin bash /src/tools/check_hipblaslt.sh --inside "$@"' \
+    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    bash /src/tools/check_hipblaslt.sh --inside "$@"' \
   _ "$root" "$source" "${HIPGROUPGEMM_HEADERS:-}" "$@"

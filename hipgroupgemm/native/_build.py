@@ -105,6 +105,7 @@ class NativeBuild:
             link += [f"-Wl,-rpath,{folder}" for folder in self.root.library_folders]
         if os.path.basename(self.compiler[0]).startswith("hipcc"):
             link += ["-no-hip-rt"]
+        link += shlex.split(os.environ.get("LDFLAGS", ""))
         with tempfile.TemporaryDirectory() as work:
             commands, objects = [], []
             for source in sorted(native.glob("*.cpp")):

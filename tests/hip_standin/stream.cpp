@@ -26,7 +26,8 @@ std::map<hipEvent_t, Event>& events() {
     return *all;
 }
 
-// Numbers that are used once, so that a handle is known for dead; odd, so that nobody takes them for addresses.
+// Numbers that are used once, so that a handle is known for dead; odd, so that nobody takes them for
+// addresses.
 template <class T>
 T fresh_handle() {
     static uintptr_t next = 0x5ca1ab1e0001;
@@ -129,7 +130,8 @@ hipError_t hipStreamIsCapturing(hipStream_t stream, hipStreamCaptureStatus* stat
     return done(hipSuccess);
 }
 
-hipError_t hipStreamGetCaptureInfo(hipStream_t stream, hipStreamCaptureStatus* status, unsigned long long* id) {
+hipError_t hipStreamGetCaptureInfo(hipStream_t stream, hipStreamCaptureStatus* status,
+                                   unsigned long long* id) {
     STANDIN_CALL();
     STANDIN_STREAM(stream);
     *status = hipStreamCaptureStatusNone;
@@ -137,8 +139,9 @@ hipError_t hipStreamGetCaptureInfo(hipStream_t stream, hipStreamCaptureStatus* s
     return done(hipSuccess);
 }
 
-hipError_t hipStreamGetCaptureInfo_v2(hipStream_t stream, hipStreamCaptureStatus* status, unsigned long long* id,
-                                      hipGraph_t* graph, const hipGraphNode_t** nodes, size_t* count) {
+hipError_t hipStreamGetCaptureInfo_v2(hipStream_t stream, hipStreamCaptureStatus* status,
+                                      unsigned long long* id, hipGraph_t* graph, const hipGraphNode_t** nodes,
+                                      size_t* count) {
     if (graph) *graph = nullptr;
     if (nodes) *nodes = nullptr;
     if (count) *count = 0;
