@@ -1,11 +1,12 @@
-// What differs between the three builds: HIP (hipRTC, hipcc, or a bare clang without HIP's headers), CUDA (NVRTC, nvcc) and
-// the host (any C++17 compiler).
+// What differs between the three builds: HIP (hipRTC, hipcc, or a bare clang without HIP's headers), CUDA
+// (NVRTC, nvcc) and the host (any C++17 compiler).
 //
-// Kernels are written as phases. HGG_PHASE(t) { ... } runs its body once for every thread t of the block and ends in a
-// barrier: on a GPU each thread runs the body once, on the host one thread runs it for all t in turn, in an order that the
-// caller picks, so that a missing barrier shows up as a wrong result. Nothing but shared memory and values that are the same
-// in all threads lives from one phase to the next, and no warp-wide operation is used: the code does not depend on the
-// wave's width, and the host runs exactly the functions that the GPUs run.
+// Kernels are written as phases. HGG_PHASE(t) { ... } runs its body once for every thread t of the block and
+// ends in a barrier: on a GPU each thread runs the body once, on the host one thread runs it for all t in
+// turn, in an order that the caller picks, so that a missing barrier shows up as a wrong result. Nothing but
+// shared memory and values that are the same in all threads lives from one phase to the next, and no
+// warp-wide operation is used: the code does not depend on the wave's width, and the host runs exactly the
+// functions that the GPUs run.
 #ifndef HGG_PORTABLE_H
 #define HGG_PORTABLE_H
 
@@ -40,7 +41,8 @@
 typedef hgg_u32 hgg_vector __attribute__((vector_size(16), may_alias));
 
 namespace hgg {
-// The block that runs now, and the order in which its threads are emulated: 0 forward, 1 backward, 2 scattered.
+// The block that runs now, and the order in which its threads are emulated: 0 forward, 1 backward, 2
+// scattered.
 struct Machine {
   hgg_u32 block = 0;
   hgg_u32 grid = 1;
@@ -60,7 +62,8 @@ HGG_FUNCTION void atomic_min(hgg_u32* at, hgg_u32 value) { *at = value < *at ? v
 HGG_FUNCTION void atomic_or(hgg_u32* at, hgg_u32 value) { *at |= value; }
 }  // namespace hgg
 
-#define HGG_PHASE(t) for (int t##_step = 0, t = 0; t##_step < HGG_THREADS && ((t = hgg::thread_of(t##_step)), true); ++t##_step)
+#define HGG_PHASE(t) \
+  for (int t##_step = 0, t = 0; t##_step < HGG_THREADS && ((t = hgg::thread_of(t##_step)), true); ++t##_step)
 
 #else  // a GPU
 
@@ -82,7 +85,8 @@ typedef uint4 hgg_vector;
 #endif
 #define HGG_FUNCTION static __device__ inline __attribute__((always_inline))
 #define HGG_MEMBER __device__ inline __attribute__((always_inline))
-#define HGG_KERNEL extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(HGG_THREADS, HGG_THREADS)))
+#define HGG_KERNEL \
+  extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(HGG_THREADS, HGG_THREADS)))
 #define HGG_BY_VALUE const
 #define HGG_SHARED __shared__
 typedef hgg_u32 hgg_vector __attribute__((ext_vector_type(4), may_alias));
@@ -125,9 +129,13 @@ HGG_FUNCTION void atomic_or(hgg_u32* at, hgg_u32 value) { atomicOr(at, value); }
 namespace hgg {
 
 template <class T>
-HGG_FUNCTION T minimum(T a, T b) { return b < a ? b : a; }
+HGG_FUNCTION T minimum(T a, T b) {
+  return b < a ? b : a;
+}
 template <class T>
-HGG_FUNCTION T maximum(T a, T b) { return a < b ? b : a; }
+HGG_FUNCTION T maximum(T a, T b) {
+  return a < b ? b : a;
+}
 
 // Index of the lowest bit that is set; there is one.
 HGG_FUNCTION int lowest_bit(hgg_u32 bits) {
@@ -140,10 +148,12 @@ HGG_FUNCTION int lowest_bit(hgg_u32 bits) {
 
 // Whole blocks of `unit` that hold `count`.
 template <class T>
-HGG_FUNCTION T ceiling(T count, T unit) { return (count + unit - 1) / unit; }
+HGG_FUNCTION T ceiling(T count, T unit) {
+  return (count + unit - 1) / unit;
+}
 
-// Memory at a device address. On HIP it is marked as global memory, which a bare 64-bit number does not say: plain generic
-// accesses would also wait for shared memory.
+// Memory at a device address. On HIP it is marked as global memory, which a bare 64-bit number does not say:
+// plain generic accesses would also wait for shared memory.
 template <class T>
 HGG_FUNCTION T read(hgg_u64 address) {
   return *(const HGG_GLOBAL T*)address;

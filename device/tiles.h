@@ -13,13 +13,14 @@ struct TileShared {
   hgg_u32 segment[kSegments];
 };
 
-// Every block walks all groups, since where a group's tiles go depends on all groups before it, and then writes its share
-// of each window's tiles. The shares are by tile, so one group with all the rows is spread over all blocks.
+// Every block walks all groups, since where a group's tiles go depends on all groups before it, and then
+// writes its share of each window's tiles. The shares are by tile, so one group with all the rows is spread
+// over all blocks.
 struct TileWriter {
   const hgg_arguments* a;
   TileShared* shared;
-  Share share;        // of the flat list: whose rows this block writes
-  hgg_u32 base;       // tiles before this window
+  Share share;   // of the flat list: whose rows this block writes
+  hgg_u32 base;  // tiles before this window
 
   HGG_MEMBER bool is_computed(hgg_u32 group) const {
     const hgg_i64 local = (hgg_i64)group - shared->scan.offset;
@@ -75,7 +76,8 @@ struct TileWriter {
       const hgg_u32 batch = batch_of(*a, flat);
       const hgg_u32 group = group_of(*a, flat, batch);
       if (is_computed(group))
-        write_rows(*a, batch, (hgg_u32)(group - shared->scan.offset), rows(window, (int)(flat - window.first)));
+        write_rows(*a, batch, (hgg_u32)(group - shared->scan.offset),
+                   rows(window, (int)(flat - window.first)));
     }
   }
 

@@ -57,7 +57,11 @@ def test_ten_thousand_random_configs(host: HostBuild) -> None:
         assert differences(drawn, run(host, drawn)) == [], f"seed {seed}"
         seen += kinds_of(drawn)
     needed = ["non_contracting", "contracting", "batch", *L.KERNELS[:2]]
-    needed += [f"fault {kind}" for kind in range(5)] + ["fault kept", "fault in a later batch", "more than a window"]
+    needed += [f"fault {kind}" for kind in range(5)] + [
+        "fault kept",
+        "fault in a later batch",
+        "more than a window",
+    ]
     needed += ["offset on the device", "surplus records", "c is out", "c broadcast"]
     needed += [f"out {name}" for name in L.FLOATS]
     assert {name: seen[name] for name in needed if seen[name] < 50} == {}
@@ -89,7 +93,11 @@ def scanned(
     starts, ends = np.full(total, -7, np.int64), np.full(total, -7, np.int64)
     cover, fault = np.full(2, -7, np.int64), np.zeros((), L.FAULT)
     a = np.zeros((), L.ARGUMENTS)
-    a["sizes"], a["sizes_stride"], a["sizes_type"] = values.ctypes.data, values.itemsize, L.INTEGERS[values.dtype.str[1:]]
+    a["sizes"], a["sizes_stride"], a["sizes_type"] = (
+        values.ctypes.data,
+        values.itemsize,
+        L.INTEGERS[values.dtype.str[1:]],
+    )
     a["sizes_kind"], a["ragged_extent"], a["batch_count"] = L.SIZES_COUNTS, extent, 1
     a["group_count"] = a["group_total"] = total
     for name, array in (("starts", starts), ("ends", ends), ("cover", cover), ("fault", fault)):
@@ -119,12 +127,23 @@ def test_right_sizes_by_hand(host: HostBuild) -> None:
         ([2**63 - 1] * 3, "i8", 5, [(0, 5), (5, 5), (5, 5)], (L.FAULT_PAST_END, 0, 0, 2**63 - 1, 5)),
         ([1, -(2**63)], "i8", 5, [(0, 1), (1, 1)], (L.FAULT_NEGATIVE, 0, 1, -(2**63), 4)),
         ([2**31, 2**31], "u4", 2**32, [(0, 2**31), (2**31, 2**32)], (0, 0, 0, 0, 0)),
-        ([2**31, 2**31], "u4", 2**32 - 1, [(0, 2**31), (2**31, 2**32 - 1)], (L.FAULT_PAST_END, 0, 1, 2**31, 2**31 - 1)),
+        (
+            [2**31, 2**31],
+            "u4",
+            2**32 - 1,
+            [(0, 2**31), (2**31, 2**32 - 1)],
+            (L.FAULT_PAST_END, 0, 1, 2**31, 2**31 - 1),
+        ),
         ([127] * 4, "i1", 508, [(0, 127), (127, 254), (254, 381), (381, 508)], (0, 0, 0, 0, 0)),
     ],
 )
 def test_wrong_and_huge_sizes_by_hand(
-    host: HostBuild, sizes: list[int], dtype: str, extent: int, rows: list[tuple[int, int]], fault: tuple[int, ...]
+    host: HostBuild,
+    sizes: list[int],
+    dtype: str,
+    extent: int,
+    rows: list[tuple[int, int]],
+    fault: tuple[int, ...],
 ) -> None:
     for kernel in ("hgg_scan", "hgg_fill"):
         assert scanned(host, sizes, dtype, extent, kernel)[:2] == (rows, fault)

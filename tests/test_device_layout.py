@@ -55,7 +55,16 @@ def test_headers_are_plain_c(tmp_path: Path) -> None:
     compiler = next(name for name in ("gcc", "clang", "cc") if shutil.which(name))
     source = tmp_path / "plain.c"
     source.write_text('#include "arguments.h"\nint main(void) { return (int)sizeof(hgg_arguments) != 648; }\n')
-    command = [compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{DEVICE}", f"-I{INCLUDE}", str(source)]
+    command = [
+        compiler,
+        "-std=c11",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{DEVICE}",
+        f"-I{INCLUDE}",
+        str(source),
+    ]
     subprocess.run([*command, "-o", str(tmp_path / "plain")], check=True)
     subprocess.run([str(tmp_path / "plain")], check=True)
 

@@ -249,6 +249,22 @@ fi
 
 root=$cache/$current
 say "root $root"
+
+# hip-python is no Debian package: its wheels come through the host's pip.
+if [ ! -d "$root/build/site" ]; then
+  wheels=$(mktemp -d)
+  python=$(chroot "$root" python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  if python3 -m pip download -q --disable-pip-version-check --only-binary=:all: --python-version "$python" --implementation cp \
+    --abi "cp${python/./}" --abi abi3 --abi none --platform "manylinux_2_28_$(uname -m)" --platform "manylinux_2_17_$(uname -m)" \
+    --platform "manylinux2014_$(uname -m)" --platform any -d "$wheels" hip-python > "$cache/wheels.log" 2>&1; then
+    mkdir -p "$root/build/site.part"
+    for wheel in "$wheels"/*.whl; do python3 -m zipfile -e "$wheel" "$root/build/site.part"; done
+    mv "$root/build/site.part" "$root/build/site"
+  else
+    say "hip-python's wheels for Python $python cannot be had (see $cache/wheels.log)"
+  fi
+  rm -rf "$wheels"
+fi
 # shellcheck disable=SC2016
 unshare --mount --propagation private -- bash -euc '
   root=$1 source=$2 headers=$3; shift 3

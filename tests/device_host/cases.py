@@ -1,8 +1,9 @@
 """Random cases for the device kernels, laid out in one arena of bytes.
 
-A case says what a caller of the library means (mode, operands with their strides, group sizes); ``arguments`` maps that to the
-kernels' struct as a backend would, and ``model.py`` works out, from the case alone, what the arena must hold afterwards. Since
-the whole arena is compared, every byte that a kernel should have left alone is a canary.
+A case says what a caller of the library means (mode, operands with their strides, group sizes); ``arguments``
+maps that to the kernels' struct as a backend would, and ``model.py`` works out, from the case alone, what the
+arena must hold afterwards. Since the whole arena is compared, every byte that a kernel should have left alone
+is a canary.
 """
 
 from __future__ import annotations
@@ -128,7 +129,18 @@ def draw_sizes(rng: np.random.Generator, kind: str, extent: int, total: int, off
         sizes[int(rng.integers(total))] = extent
     values = [int(x) for x in np.cumsum(np.array(sizes, object))] if offsets else sizes
     if kind == "wrong" and total:
-        extremes = (-1, -5, -(2**63), 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1, extent + 1, extent + 2)
+        extremes = (
+            -1,
+            -5,
+            -(2**63),
+            2**31 - 1,
+            2**31,
+            2**32 - 1,
+            2**63 - 1,
+            2**64 - 1,
+            extent + 1,
+            extent + 2,
+        )
         for _ in range(int(rng.integers(1, 4))):
             values[int(rng.integers(total))] = pick(rng, extremes)
     return values
@@ -190,7 +202,7 @@ def draw_operands(rng: np.random.Generator, case: Case) -> None:
     def stride(most: int = 2**35) -> int:
         return int(rng.integers(0, most)) if rng.random() < 0.9 else 0
 
-    # A batch stride counts only where every batch has records of its own; else it is the template's second stride.
+    # A batch stride counts only where every batch has records of its own; else it is in the template.
     batch = case.batches > 1
     names = ("lhs", "rhs", "out", "c", "bias")
     ops: dict[str, Operand | None] = {name: Operand(address(), 0, 0, stride() if batch else 0) for name in names}
@@ -230,7 +242,7 @@ def add_tiles(rng: np.random.Generator, arena: Arena, case: Case) -> None:
 
 
 def dense_strides(rng: np.random.Generator, shape: tuple[int, ...], size: int, order: list[int]) -> tuple[int, ...]:
-    """Strides of an array without overlaps whose dimensions lie in ``order``, outermost first; some padded."""
+    """Strides of an array without overlaps whose axes lie in ``order``, outermost first; some padded."""
     strides = [0] * len(shape)
     step = size * pick(rng, (1, 2, 3), (8, 1, 1))
     for axis in reversed(order):
@@ -315,7 +327,17 @@ def draw_case(
     extent = int(rng.integers(0, 120)) if finishes else pick(rng, (0, 1, 777, 2**20, 2**31 - 1, 2**31 + 5, 2**32 - 1))
     if kernel == "hgg_scan" and not finishes and rng.random() < 0.3:
         extent = 2**40 + 3
-    case = Case(mode, bool(rng.integers(2)), extent, batches, groups, total, kernel, pick(rng, (1, 2, 3, 7, 16, 64)), 0)
+    case = Case(
+        mode,
+        bool(rng.integers(2)),
+        extent,
+        batches,
+        groups,
+        total,
+        kernel,
+        pick(rng, (1, 2, 3, 7, 16, 64)),
+        0,
+    )
     case.order = int(rng.integers(6))
     if mode != "batch":
         add_sizes(rng, arena, case, dtype_name, kind)

@@ -40,7 +40,7 @@ def draw(seed: int, count: int, makers: Sequence[Callable[[np.random.Generator, 
 
 
 def launches(drawn: Drawn, arena_address: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Arguments, kernels, grids and orders of all launches of the cases, for an arena at ``arena_address``."""
+    """Arguments, kernels, grids and orders of all launches of the cases, for an arena at an address."""
     rows, kernels, grids, orders = [], [], [], []
     for case in drawn.cases:
         own = arguments(case, arena_address)
@@ -62,7 +62,10 @@ def launches(drawn: Drawn, arena_address: int) -> tuple[np.ndarray, np.ndarray, 
 
 
 def differences(drawn: Drawn, got: np.ndarray, most: int = 5) -> list[str]:
-    """Where the arena ``got`` is not what it must be; empty when all is right. NaN bits in ``got`` may be changed."""
+    """Where the arena ``got`` is not what it must be; empty when all is right.
+
+    NaN bits in ``got`` may be changed.
+    """
     for case in drawn.cases:
         same_nans(case, drawn.expected, got)
     wrong = np.flatnonzero(got != drawn.expected)
@@ -75,8 +78,8 @@ def differences(drawn: Drawn, got: np.ndarray, most: int = 5) -> list[str]:
         seen.add(number)
         case = drawn.cases[max(number, 0)]
         said.append(
-            f"case {number} ({case.mode}, {case.kernel}, {case.batches} x {case.groups} of {case.total} groups, "
-            f"R {case.extent}, order {case.order}): {describe(case, offset)}: got {got[offset]:#04x}, "
-            f"expected {drawn.expected[offset]:#04x}, was {drawn.before[offset]:#04x}"
+            f"case {number} ({case.mode}, {case.kernel}, {case.batches} x {case.groups} of {case.total} "
+            f"groups, R {case.extent}, order {case.order}): {describe(case, offset)}: "
+            f"got {got[offset]:#04x}, expected {drawn.expected[offset]:#04x}, was {drawn.before[offset]:#04x}"
         )
     return said

@@ -1,7 +1,7 @@
-"""The same kernels compiled at run time for a GPU and launched there: CUDA through CuPy, HIP through hip-python.
+"""The same kernels compiled at run time for a GPU and launched there: CUDA by CuPy, HIP by hip-python.
 
-Both have ``run`` as ``build.HostBuild`` has it, over an arena on the device. Used by the tests marked cuda and hip, and by
-bench/device_kernels.py.
+Both have ``run`` as ``build.HostBuild`` has it, over an arena on the device. Used by the tests marked cuda
+and hip, and by bench/device_kernels.py.
 """
 
 from __future__ import annotations

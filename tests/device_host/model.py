@@ -1,4 +1,7 @@
-"""What the kernels must leave behind, worked out from a case with Python's integers and NumPy: no code is shared with them."""
+"""What the kernels must leave behind, worked out from a case with Python's integers and NumPy.
+
+No code is shared with the kernels.
+"""
 
 from __future__ import annotations
 
