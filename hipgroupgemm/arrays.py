@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hipgroupgemm.dtypes import DTYPES, dtype_of
+from hipgroupgemm.runtime.streams import normalize_stream, protocol_stream
 from hipgroupgemm.views import CPU, ArrayView, Device, packed_strides
 
 if TYPE_CHECKING:
@@ -293,8 +294,7 @@ def _dlpack_view(obj: Any, name: str, stream: int | None) -> ArrayView:
     device = dlpack.device_of(obj, name)
     arguments: dict[str, Any] = {}
     if device.kind != "cpu":
-        # DLPack calls CUDA's legacy default stream 1; on ROCm the default stream is 0
-        arguments["stream"] = (stream or 1) if device.kind == "cuda" else (stream or 0)
+        arguments["stream"] = protocol_stream(device.kind, stream or 0)
     try:
         capsule = obj.__dlpack__(max_version=(1, 0), **arguments)
     except TypeError:  # a producer from before DLPack 1.0
@@ -333,11 +333,10 @@ def current_stream(framework: str, device: Device) -> int:
 
 def producer_stream(view: ArrayView) -> int | None:
     """The stream that a view's contents are produced on, or None where its producer has ordered itself already."""
-    if view.device.kind == "cpu":
+    if view.device.kind not in ("cuda", "rocm"):
         return None
-    if view.framework in ("cupy", "torch"):
-        return current_stream(view.framework, view.device)
-    return view.stream
+    stream = current_stream(view.framework, view.device) if view.framework in ("cupy", "torch") else view.stream
+    return None if stream is None else normalize_stream(view.device.kind, stream)
 
 
 # ---- results -----------------------------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.dimension_numbers import RaggedDotAxes
 from hipgroupgemm.dtypes import float_dtype
 from hipgroupgemm.groups import GroupFault, scan
+from hipgroupgemm.runtime.streams import normalize_stream, stream_handle
 from hipgroupgemm.views import ArrayView, Device, packed_strides
 
-__all__ = ["Operands", "gather", "host_array", "stream_handle"]
+__all__ = ["Operands", "gather", "host_array"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -139,8 +140,11 @@ class Operands:
         )
 
     def run(self, executable: Executable, config: GroupedGemmConfig) -> None:
-        """Orders the streams, launches, and checks where asked to. Where out has no elements there is nothing to launch."""
-        if 0 in self.output.shape:
+        """Orders the streams, launches, and checks where asked to.
+
+        Where out has no elements there is nothing to launch, unless sizes on a device may be wrong.
+        """
+        if 0 in self.output.shape and self.sizes.device.kind == "cpu":
             return
         self._order_streams(before=True)
         executable.execute(self.arguments(config))
@@ -155,14 +159,15 @@ class Operands:
         if self.device.kind == "cpu":
             return
         views = (self.lhs, self.rhs, self.sizes, self.c, self.bias, self.out) if before else (self.out,)
-        producers = {arrays.producer_stream(view) for view in views if view is not None} - {None, self.stream}
-        if producers:
-            from hipgroupgemm.runtime import get_runtime
+        producers = {arrays.producer_stream(view) for view in views if view is not None}
+        if producers - {None, self.stream}:
+            from hipgroupgemm.device_array import order_streams
 
-            runtime = get_runtime(self.device.kind)
             for stream in producers:
+                if stream is None or stream == self.stream:
+                    continue
                 first, second = (stream, self.stream) if before else (self.stream, stream)
-                runtime.order(first, second)
+                order_streams(self.device, first, second)
 
 
 def _sizes_of(config: GroupedGemmConfig, sizes: ArrayView) -> ArrayView:
@@ -221,10 +226,13 @@ def gather(
     if (group_sizes is None) == (offs is None):
         got = "neither" if offs is None else "both"
         raise TypeError(f"group_sizes and offs: got {got}, wanted exactly one of them")
-    lhs_view = arrays.view_of(lhs, "lhs", stream_handle(stream))
-    handle = stream_handle(stream)
-    if handle is None:
-        handle = arrays.current_stream(lhs_view.framework, lhs_view.device)
+    asked = None if stream is None else stream_handle(stream)
+    lhs_view = arrays.view_of(lhs, "lhs", asked)
+    if lhs_view.device.kind in ("cpu", "any"):
+        handle = asked or 0
+    else:
+        own = arrays.current_stream(lhs_view.framework, lhs_view.device) if asked is None else asked
+        handle = normalize_stream(lhs_view.device.kind, own)
     rhs_view = arrays.view_of(rhs, "rhs", handle)
     float_dtype(lhs_view.dtype, "lhs")
     float_dtype(rhs_view.dtype, "rhs")
@@ -265,19 +273,6 @@ def gather(
         handle,
         workspace_view,
     )
-
-
-def stream_handle(stream: Any) -> int | None:
-    """A stream's device handle: an int, or the stream object of CuPy, torch, cuda-core or Numba."""
-    if stream is None:
-        return None
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        return stream
-    for attribute in ("ptr", "cuda_stream", "handle"):
-        value = getattr(stream, attribute, None)
-        if value is not None:
-            return int(getattr(value, "value", value) or 0)
-    raise TypeError(f"stream: got {type(stream).__name__}, wanted a stream of CuPy, torch, cuda-core or Numba, or its handle as an int")
 
 
 def _real(name: str, value: Any) -> float:

@@ -12,11 +12,12 @@ from typing import Any
 from hipgroupgemm.backends import select_backend
 from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits
 from hipgroupgemm.bindings import bind_config
-from hipgroupgemm.calls import Operands, gather, stream_handle
+from hipgroupgemm.calls import Operands, gather
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.dimension_numbers import RaggedDotAxes, RaggedDotDimensionNumbers, resolve
 from hipgroupgemm.dtypes import DTYPES
 from hipgroupgemm.operands import DoesNotCollapse, Precision, config_from_views
+from hipgroupgemm.runtime.streams import normalize_stream
 from hipgroupgemm.views import CPU, ArrayView, Device, packed_strides
 
 __all__ = ["GroupedMatmulPlan", "MatmulAlgorithm"]
@@ -145,7 +146,7 @@ class GroupedMatmulPlan:
             stream: a stream object or handle on the plan's device; None is the default stream.
         """
         with self._lock:
-            self._executable(stream_handle(stream) or 0)
+            self._executable(normalize_stream(self.device.kind, stream))
 
     def execute(
         self,
@@ -228,7 +229,7 @@ class GroupedMatmulPlan:
         """
         with self._lock:
             self._require_open()
-            executable = self._executables.get(stream_handle(stream) or 0)
+            executable = self._executables.get(normalize_stream(self.device.kind, stream))
             fault = executable.check() if executable is not None else None
         if fault is not None:
             fault.throw(self.config.ragged_extent)
@@ -398,5 +399,9 @@ def _default_device() -> Device:
     """The current GPU where a runtime is there, else the CPU."""
     from hipgroupgemm import runtime
 
-    found = runtime.current_device()
-    return CPU if found is None else Device(*found)
+    for kind in runtime.KINDS:
+        try:
+            return Device(kind, runtime.get_runtime(kind).current_device())
+        except runtime.RuntimeUnavailable:
+            continue
+    return CPU

@@ -178,11 +178,9 @@ def ragged_dot_general(
     operands.take_output(binding.axes.out_shape, binding.out_dtype)
     if binding.config is None:
         _run_uncollapsed(operands, binding, backend)
-    elif 0 not in binding.axes.out_shape:
+    else:
         with _plans.lease(binding.config, operands.device, backend, deterministic) as plan:
             plan._run(operands, binding.config)
-    elif backend is not None:
-        get_backend(backend)  # nothing to compute is no reason to take a name that nobody has
     return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else out
 
 

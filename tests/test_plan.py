@@ -79,13 +79,24 @@ def test_a_device_that_no_backend_serves_is_refused_with_every_reason():
         GroupedMatmulPlan(forward_config(), "reference", "cuda:1")
 
 
-@pytest.mark.parametrize(("found", "wanted"), [(None, "cpu"), (("rocm", 1), "rocm:1"), (("cuda", 0), "cuda:0")])
-def test_the_default_device_is_the_current_gpu_else_the_cpu(found, wanted, fake_runtime):
-    fake_runtime.current_device = lambda: found
+@pytest.mark.parametrize(("kind", "index", "wanted"), [(None, 0, "cpu"), ("rocm", 1, "rocm:1"), ("cuda", 0, "cuda:0")])
+def test_the_default_device_is_the_current_gpu_else_the_cpu(kind, index, wanted, monkeypatch):
+    from hipgroupgemm import runtime
+
+    class Current:
+        def current_device(self):
+            return index
+
+    def get_runtime(asked):
+        if asked != kind:
+            raise runtime.RuntimeUnavailable(asked, "nothing", "nothing")
+        return Current()
+
+    monkeypatch.setattr(runtime, "get_runtime", get_runtime)
     if wanted == "cpu":
         assert str(GroupedMatmulPlan(forward_config()).device) == wanted
     else:
-        with pytest.raises(NotImplementedError, match=f"on {wanted}"):  # the core has no GPU backend
+        with pytest.raises(NotImplementedError, match=f"on {wanted}"):  # no backend of the core serves float32 there
             GroupedMatmulPlan(forward_config())
 
 
