@@ -256,7 +256,7 @@ def _jax_view(obj: Any, name: str, stream: int | None) -> ArrayView:
 
 def _cai_view(obj: Any, name: str, stream: int | None) -> ArrayView:
     """Protocol: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html (versions 0 to 3)."""
-    interface = getattr(obj, "__cuda_array_interface__", None)
+    interface: Any = getattr(obj, "__cuda_array_interface__", None)
     if interface is None and hasattr(obj, "__dlpack__"):  # a class of both kinds of array, and this one is on the host
         return _dlpack_view(obj, name, stream)
     try:
