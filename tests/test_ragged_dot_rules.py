@@ -58,7 +58,9 @@ def test_alpha_beta_and_c(mode, dtype, rng):
         (-1.5, -2, "out"),
         (0, 3, "array"),
         (0, 0, None),
-        (3, 0, None),
+        (1 / 3, 0, None),
+        (0.7, -0.1, "array"),
+        (-0.3, 1 / 7, "out"),
     ]:
         sizes = random_sizes(rng, 33, 5)
         out_dtype = "float32" if rng.random() < 0.5 and dtype != "float64" else None
