@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from generators import FLOAT8S, FLOATS, dtype_of, random_values
+from jax_judge import enable_x64
 
 import hipgroupgemm as hgg
 from hipgroupgemm.arrays import view_of
@@ -100,7 +101,7 @@ def test_sizes_may_be_lists_tuples_and_any_strides(rng):
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8S])
 def test_jax_arrays_of_every_type(dtype, rng):
-    with jax.enable_x64(True):
+    with enable_x64():
         lhs, rhs = operands(rng, dtype)
         a, b, sizes = jnp.asarray(lhs), jnp.asarray(rhs), jnp.asarray(SIZES)
         assert a.dtype == dtype_of(dtype)

@@ -58,7 +58,9 @@ def test_alpha_beta_and_c(mode, dtype, rng):
         (-1.5, -2, "out"),
         (0, 3, "array"),
         (0, 0, None),
-        (3, 0, None),
+        (1 / 3, 0, None),
+        (0.7, -0.1, "array"),
+        (-0.3, 1 / 7, "out"),
     ]:
         sizes = random_sizes(rng, 33, 5)
         out_dtype = "float32" if rng.random() < 0.5 and dtype != "float64" else None
@@ -376,3 +378,14 @@ def test_bias_and_uncontracted_only(rng):
     lhs = random_values(rng, (4, 3), "float32")
     with pytest.raises(ValueError, match="bias: only NON_CONTRACTING"):
         hgg.ragged_dot_general(lhs, lhs, [2, 2], WEIGHT_GRADIENT, bias=np.ones((2, 3), np.float32))
+
+
+def test_the_reference_accumulates_in_what_it_is_asked_for(rng):
+    lhs, rhs = np.full((1, 3), 2.0**24, np.float32), np.array([[[1], [2.0**-24], [-1]]], np.float32)  # 2^24 + 1 - 2^24
+    assert hgg.ragged_dot_reference(lhs, rhs, [1], accumulate=np.float64) == 1
+    assert hgg.ragged_dot_reference(lhs, rhs, [1], accumulate="float32") in (0, 1)  # by the order of the sum
+    wide = hgg.ragged_dot_reference(lhs, rhs, [1], accumulate=np.float64, preferred_element_type=np.float64)
+    assert wide.dtype == np.float64
+    for bad in ("float16", np.int32, "bfloat16"):
+        with pytest.raises(TypeError, match=r"accumulate=.*wanted float32 or float64"):
+            hgg.ragged_dot_reference(lhs, rhs, [1], accumulate=bad)

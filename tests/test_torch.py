@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from comparison import assert_close
-from generators import FLOAT8S, FLOATS, WEIGHT_GRADIENT, dtype_of, make_problem, random_sizes, random_values
+from generators import (
+    FLOAT8S,
+    FLOATS,
+    WEIGHT_GRADIENT,
+    Library,
+    Mode,
+    dtype_of,
+    make_problem,
+    random_layout,
+    random_sizes,
+    random_values,
+)
 
 import hipgroupgemm as hgg
 
@@ -223,7 +234,7 @@ def test_mixed_with_numpy(rng):
 
 
 def test_alpha_beta_c_bias_and_a_plan(rng):
-    problem = make_problem(rng, hgg.RaggedDotMode.NON_CONTRACTING, 33, 5, 7, random_sizes(rng, 33, 4), "bfloat16", c="array", bias=True)
+    problem = make_problem(rng, Mode.NON_CONTRACTING, 33, 5, 7, random_sizes(rng, 33, 4), "bfloat16", c="array", bias=True)
     arguments = {"c": to_torch(problem.c.values), "bias": to_torch(problem.bias.values), "alpha": 2.0, "beta": 0.5}
     a, b, sizes = to_torch(problem.lhs.values), to_torch(problem.rhs.values), to_torch(problem.sizes.values)
     problem.settings.update(alpha=2.0, beta=0.5)
@@ -267,3 +278,38 @@ def test_torch_s_own_capsules_are_read_right(dtype, rng):
     assert view.dtype == lhs.dtype
     got = hgg.ragged_dot(OnlyDLPack(to_torch(lhs)), OnlyDLPack(to_torch(rhs)), OnlyDLPack(torch.tensor(SIZES)))
     np.testing.assert_array_equal(bits(got), bits(hgg.ragged_dot(lhs, rhs, SIZES)))
+
+
+class TorchLibrary(Library):
+    """The generators' problems as tensors, with their layouts, their poison and the bytes round them."""
+
+    name = "torch"
+
+    def to_device(self, storage):
+        return torch.from_numpy(storage.copy())
+
+    def to_host(self, storage):
+        return storage.numpy().copy()
+
+    def view(self, storage, offset, shape, strides, dtype):
+        steps = [stride // dtype.itemsize for stride in strides]
+        return storage.view(getattr(torch, dtype.name)).as_strided(shape, steps, offset // dtype.itemsize)
+
+    def result(self, array):
+        assert isinstance(array, torch.Tensor)
+        return to_numpy(array)
+
+
+@pytest.mark.parametrize("mode", Mode, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_the_generators_problems_as_tensors(mode, dtype, rng):
+    for _ in range(15):
+        batch = 2 if mode is Mode.BATCH or rng.random() < 0.5 else None
+        ndim = 2 if batch is None else 3
+        ranks = {"lhs": ndim, "rhs": ndim + (mode is Mode.NON_CONTRACTING), "out": ndim + (mode is Mode.CONTRACTING)}
+        layouts = {name: random_layout(rng, rank, may_broadcast=name != "out") for name, rank in ranks.items()}
+        extents = (5, 6, 20) if mode is Mode.CONTRACTING else (20, 5, 6)
+        settings = {"layouts": layouts, "batch": batch, "out_dtype": "float32", "give_out": bool(rng.random() < 0.7)}
+        settings["c"] = "array" if rng.random() < 0.5 else None
+        settings["beta"] = 0.3 if settings["c"] else 0.0
+        make_problem(rng, mode, *extents, random_sizes(rng, 20, 4), dtype, library=TorchLibrary(), **settings).check()

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks the native part against the real hipBLASLt, with no GPU: sets up a root folder of Debian's unstable
 # suite, compiles the shim there with g++ and hipcc and the kernels with hipcc and hipRTC, and runs
-# tests/hipblaslt on the stand-in HIP runtime (tests/hip_standin).
+# tests/hipblaslt and the backend's own tests (pytest -m hip tests/test_hipblaslt.py) on the stand-in HIP runtime
+# (tests/hip_standin).
 #
 #   tools/check_hipblaslt.sh [--refresh] [ARGUMENTS FOR PYTEST]
 #
@@ -126,6 +127,13 @@ inside() {
     tests/hipblaslt/test_native_order.py -k "destroy or run_only" --no-header
   HIPGROUPGEMM_NATIVE_LIBRARY=/build/shim/libhipgroupgemm.so python3 -m pytest -p no:cacheprovider \
     --no-header tests/hipblaslt "$@"
+  # From Python to records: the whole backend through hip-python, where its wheels could be had.
+  if [ -d /build/site ]; then
+    HIPGROUPGEMM_NATIVE_LIBRARY=/build/shim/libhipgroupgemm.so HIPGROUPGEMM_CACHE_DIR=/build/cache \
+      PYTHONPATH=/src:/build/site python3 -m pytest -p no:cacheprovider --no-header -m hip tests/test_hipblaslt.py
+  else
+    say "NOT RUN: the backend's tests; hip-python's wheels cannot be had"
+  fi
 }
 
 if [ "${1:-}" = --inside ]; then
