@@ -109,7 +109,8 @@ inside() {
     step other-versions "${native[@]}" /headers -- other_versions /headers
   fi
   step stand-in tests/hip_standin -- make -s -j2 -C tests/hip_standin OUT=/build/standin
-  export LD_LIBRARY_PATH=/build/standin HIPGROUPGEMM_STANDIN=1 PYTHONPATH=/src PYTHONDONTWRITEBYTECODE=1
+  export LD_LIBRARY_PATH=/build/standin HIPGROUPGEMM_STANDIN=1 PYTHONDONTWRITEBYTECODE=1
+  export PYTHONPATH=/src:/opt/site
   if [ -f device/kernels.cpp ]; then
     step kernels-host device include tests/hip_standin -- \
       make -s -C tests/hip_standin OUT=/build/standin kernels
@@ -224,6 +225,22 @@ make_root() { # ROOT
   mv "$part" "$1"
 }
 
+# hip-python for the root's own Python, which Debian has no package of.
+add_hip_python() { # ROOT
+  [ ! -f "$1/opt/site/.done" ] || return 0
+  local version
+  version=$(in_root "$1" python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  rm -rf "$1/opt/site"
+  if python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps \
+    --only-binary=:all: --python-version "$version" --target "$1/opt/site" \
+    'rocm-bindings-hip==10.*' 'rocm-bindings-core==10.*' > "$cache/pip.log" 2>&1; then
+    touch "$1/opt/site/.done"
+  else
+    rm -rf "$1/opt/site"
+    say "NOT RUN: tests that use hip-python; its wheels for Python $version cannot be had (see $cache/pip.log)"
+  fi
+}
+
 current=$(cat "$cache/current" 2> /dev/null || true)
 fresh=0
 if [ -n "$current" ] && [ -d "$cache/$current" ]; then
@@ -249,6 +266,7 @@ fi
 
 root=$cache/$current
 say "root $root"
+add_hip_python "$root"
 # shellcheck disable=SC2016
 unshare --mount --propagation private -- bash -euc '
   root=$1 source=$2 headers=$3; shift 3
