@@ -110,7 +110,8 @@ inside() {
     step other-versions "${native[@]}" /headers -- other_versions /headers
   fi
   step stand-in tests/hip_standin -- make -s -j2 -C tests/hip_standin OUT=/build/standin
-  export LD_LIBRARY_PATH=/build/standin HIPGROUPGEMM_STANDIN=1 PYTHONPATH=/src PYTHONDONTWRITEBYTECODE=1
+  export LD_LIBRARY_PATH=/build/standin HIPGROUPGEMM_STANDIN=1 PYTHONDONTWRITEBYTECODE=1
+  export PYTHONPATH=/src:/opt/site
   if [ -f device/kernels.cpp ]; then
     step kernels-host device include tests/hip_standin -- \
       make -s -C tests/hip_standin OUT=/build/standin kernels
@@ -128,11 +129,9 @@ inside() {
   HIPGROUPGEMM_NATIVE_LIBRARY=/build/shim/libhipgroupgemm.so python3 -m pytest -p no:cacheprovider \
     --no-header tests/hipblaslt "$@"
   # From Python to records: the whole backend through hip-python, where its wheels could be had.
-  if [ -d /build/site ]; then
+  if [ -f /opt/site/.done ]; then
     HIPGROUPGEMM_NATIVE_LIBRARY=/build/shim/libhipgroupgemm.so HIPGROUPGEMM_CACHE_DIR=/build/cache \
-      PYTHONPATH=/src:/build/site python3 -m pytest -p no:cacheprovider --no-header -m hip tests/test_hipblaslt.py
-  else
-    say "NOT RUN: the backend's tests; hip-python's wheels cannot be had"
+      python3 -m pytest -p no:cacheprovider --no-header -m hip tests/test_hipblaslt.py
   fi
 }
 
@@ -232,6 +231,22 @@ make_root() { # ROOT
   mv "$part" "$1"
 }
 
+# hip-python for the root's own Python, which Debian has no package of.
+add_hip_python() { # ROOT
+  [ ! -f "$1/opt/site/.done" ] || return 0
+  local version
+  version=$(in_root "$1" python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  rm -rf "$1/opt/site"
+  if python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps \
+    --only-binary=:all: --python-version "$version" --target "$1/opt/site" \
+    'rocm-bindings-hip==10.*' 'rocm-bindings-core==10.*' > "$cache/pip.log" 2>&1; then
+    touch "$1/opt/site/.done"
+  else
+    rm -rf "$1/opt/site"
+    say "NOT RUN: tests that use hip-python; its wheels for Python $version cannot be had (see $cache/pip.log)"
+  fi
+}
+
 current=$(cat "$cache/current" 2> /dev/null || true)
 fresh=0
 if [ -n "$current" ] && [ -d "$cache/$current" ]; then
@@ -257,22 +272,7 @@ fi
 
 root=$cache/$current
 say "root $root"
-
-# hip-python is no Debian package: its wheels come through the host's pip.
-if [ ! -d "$root/build/site" ]; then
-  wheels=$(mktemp -d)
-  python=$(chroot "$root" python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-  if python3 -m pip download -q --disable-pip-version-check --only-binary=:all: --python-version "$python" --implementation cp \
-    --abi "cp${python/./}" --abi abi3 --abi none --platform "manylinux_2_28_$(uname -m)" --platform "manylinux_2_17_$(uname -m)" \
-    --platform "manylinux2014_$(uname -m)" --platform any -d "$wheels" hip-python > "$cache/wheels.log" 2>&1; then
-    mkdir -p "$root/build/site.part"
-    for wheel in "$wheels"/*.whl; do python3 -m zipfile -e "$wheel" "$root/build/site.part"; done
-    mv "$root/build/site.part" "$root/build/site"
-  else
-    say "hip-python's wheels for Python $python cannot be had (see $cache/wheels.log)"
-  fi
-  rm -rf "$wheels"
-fi
+add_hip_python "$root"
 # shellcheck disable=SC2016
 unshare --mount --propagation private -- bash -euc '
   root=$1 source=$2 headers=$3; shift 3

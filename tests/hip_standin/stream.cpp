@@ -153,6 +153,31 @@ hipError_t hipStreamBeginCapture(hipStream_t, hipStreamCaptureMode) {
     return done(refuse(hipErrorNotSupported, "hipStreamBeginCapture: no graphs here"));
 }
 
+hipError_t hipStreamEndCapture(hipStream_t, hipGraph_t*) {
+    STANDIN_CALL();
+    return done(refuse(hipErrorNotSupported, "hipStreamEndCapture: no graphs here"));
+}
+
+hipError_t hipGraphInstantiateWithFlags(hipGraphExec_t*, hipGraph_t, unsigned long long) {
+    STANDIN_CALL();
+    return done(refuse(hipErrorNotSupported, "hipGraphInstantiateWithFlags: no graphs here"));
+}
+
+hipError_t hipGraphLaunch(hipGraphExec_t, hipStream_t) {
+    STANDIN_CALL();
+    return done(refuse(hipErrorNotSupported, "hipGraphLaunch: no graphs here"));
+}
+
+hipError_t hipGraphDestroy(hipGraph_t) {
+    STANDIN_CALL();
+    return done(refuse(hipErrorNotSupported, "hipGraphDestroy: no graphs here"));
+}
+
+hipError_t hipGraphExecDestroy(hipGraphExec_t) {
+    STANDIN_CALL();
+    return done(refuse(hipErrorNotSupported, "hipGraphExecDestroy: no graphs here"));
+}
+
 hipError_t hipThreadExchangeStreamCaptureMode(hipStreamCaptureMode* mode) {
     STANDIN_CALL();
     *mode = hipStreamCaptureModeGlobal;
