@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
+from hipgroupgemm import arrays
 from hipgroupgemm.backends import select_backend
 from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits
 from hipgroupgemm.bindings import bind_config
@@ -213,7 +214,7 @@ class GroupedMatmulPlan:
             raise ValueError(f"lhs is on {operands.device}, but this plan runs on {self.device}; move it, or make a plan there")
         config = self._bind(operands)
         self._run(operands, config)
-        return operands.out_object
+        return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else out
 
     def _run(self, operands: Operands, config: GroupedGemmConfig) -> None:
         """Runs operands that are checked and bound. The lock spans all launches of the call."""
