@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -117,8 +119,16 @@ class _Output(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(str(super().convert(value, param, ctx)))
-        if not path.parent.is_dir():
-            self.fail(f"{path}: there is no directory {path.parent}; make it first", param, ctx)
+        target = Path(os.path.realpath(path)) if path.is_symlink() else path
+        folder = target.parent
+        if not folder.is_dir():
+            self.fail(f"{path}: there is no directory {folder}; make it first", param, ctx)
+        if target.is_file() or not target.exists():  # files are made anew beside the old one
+            try:
+                with tempfile.TemporaryFile(dir=folder):
+                    pass
+            except OSError as error:
+                self.fail(f"{path}: no file can be made in {folder} ({error.strerror})", param, ctx)
         if self.suffixes and path.suffix.lower() not in self.suffixes:
             self.fail(f"{path}: wanted a name that ends in {', '.join(self.suffixes)}", param, ctx)
         return path

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -258,6 +259,7 @@ def test_a_named_backend_that_runs_nothing_fails_the_command(backend: str) -> No
         (["--suite", "table13"], "'table13' is not one of 'table12'"),
         (["--plot", "a.txt"], "wanted a name that ends in .png, .svg, .pdf"),
         (["--csv", "no/where/a.csv"], "there is no directory no/where"),
+        (["--csv", "/proc/a.csv"], "/proc/a.csv: no file can be made in /proc"),
         (["--baseline", "none", "--baseline", "loop"], "none was given along with others"),
     ],
 )
@@ -266,6 +268,23 @@ def test_bad_input_is_refused_before_any_work(arguments: list[str], pattern: str
     result = bench(*arguments)
     assert result.exit_code == 2
     assert pattern in words(result.output)
+
+
+@pytest.mark.usefixtures("fast")
+def test_what_is_no_file_is_written_into_and_links_are_followed(tmp_path) -> None:
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link.json", tmp_path / "target.json"
+    os.mkfifo(pipe)
+    link.symlink_to(target)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    result = bench(*SHAPE, "--class", "fwd_wi", "--csv", str(pipe), "--json", str(link))
+    assert result.exit_code == 0
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    reader.join(30)
+    assert len(list(csv.DictReader(read[0].splitlines()))) == 4
+    assert link.is_symlink()
+    assert len(json.loads(target.read_text())["rows"]) == 4
 
 
 def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
