@@ -93,7 +93,7 @@ class _Scale(_ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value in (None, "auto") or isinstance(value, int):
             return value
-        if not str(value).isdigit() or int(value) < 1:
+        if not str(value).isdecimal() or int(value) < 1:
             self.fail(f"{value!r}: wanted auto or a divisor of at least 1 for M, K and N, such as 8", param, ctx)
         return int(value)
 
@@ -105,7 +105,7 @@ class _Bytes(_ParamType):
         text = str(value).strip().lower()
         number = text.rstrip("bgikm ")
         unit = text[len(number) :].strip()
-        if not number.isdigit() or unit not in _UNITS:
+        if not number.isdecimal() or unit not in _UNITS:
             self.fail(f"{value!r}: wanted a number of bytes, such as 33554432 or 32MiB", param, ctx)
         return int(number) * _UNITS[unit]
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import hipgroupgemm
 from hipgroupgemm import MatmulAlgorithm, register_backend, unregister_backend
 from hipgroupgemm.backends.reference import ReferenceBackend, numpy_view
-from hipgroupgemm.benchmark import command
+from hipgroupgemm.benchmark import command, runner
 from hipgroupgemm.benchmark.ceilings import Ceilings
 from hipgroupgemm.cli import cli, main
 from hipgroupgemm.workloads import CLASSES, PRESETS
@@ -254,6 +254,8 @@ def test_a_named_backend_that_runs_nothing_fails_the_command(backend: str) -> No
         (["--dtype", "int8"], "'int8' is not one of 'bfloat16'"),
         (["--backend", "cublas"], "'cublas': no such backend; there are hipblaslt, reference"),
         (["--scale", "half"], "'half': wanted auto or a divisor of at least 1"),
+        (["--scale", "²"], "'²': wanted auto or a divisor of at least 1"),
+        (["--shape", "2147483648,1,1,1"], "m=2147483648: wanted at most 2147483647"),
         (["--scale", "0"], "'0': wanted auto or a divisor of at least 1"),
         (["--repetitions", "0"], "0 is not in the range x>=1"),
         (["--suite", "table13"], "'table13' is not one of 'table12'"),
@@ -285,6 +287,29 @@ def test_what_is_no_file_is_written_into_and_links_are_followed(tmp_path) -> Non
     assert len(list(csv.DictReader(read[0].splitlines()))) == 4
     assert link.is_symlink()
     assert len(json.loads(target.read_text())["rows"]) == 4
+
+
+@pytest.mark.usefixtures("fast")
+def test_operands_that_do_not_fit_are_rows_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runner.make_operands
+
+    def make(lab, job, *rest):
+        if job.kind.name == "fwd_wi":
+            raise MemoryError("no room for 954 GiB")
+        return made(lab, job, *rest)
+
+    monkeypatch.setattr(runner, "make_operands", make)
+    result = bench(*SHAPE, "--class", "fwd_wi", "--class", "fwd_wo")
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.output.splitlines() if "reference" in line]
+    assert any("out of memory" in line for line in lines)
+    assert any("fwd_wo" in line and "out of memory" not in line for line in lines)
+
+
+def test_bytes_are_decimal() -> None:
+    result = invoke("list", *SHAPE, "--max-workspace", "²")
+    assert result.exit_code == 2
+    assert "wanted a number of bytes" in words(result.output)
 
 
 def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
