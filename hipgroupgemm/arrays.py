@@ -64,6 +64,8 @@ def ArraySpec(shape: Sequence[int], dtype: Any, *, strides: Sequence[int] | None
     kind = dtype_of(dtype)
     extents = tuple(int(extent) for extent in shape)
     steps = packed_strides(extents, kind.itemsize) if strides is None else tuple(int(step) for step in strides)
+    if any(extent < 0 for extent in extents):
+        raise ValueError(f"shape={extents}: extents must not be negative")
     if len(steps) != len(extents):
         raise ValueError(f"strides={steps}: wanted {len(extents)} of them, one for each axis of shape {extents}")
     return ArrayView(0, extents, steps, kind, Device.of(device), "numpy")

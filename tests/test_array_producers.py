@@ -65,3 +65,34 @@ def test_an_interface_that_an_object_lacks_gives_way_to_dlpack():
     np.testing.assert_array_equal(hgg.ragged_dot(WithDLPack(lhs), rhs, sizes), hgg.ragged_dot(lhs, rhs, sizes))
     with pytest.raises(TypeError, match="lhs: got OnTheHost, wanted an array"):
         hgg.ragged_dot(OnTheHost(), rhs, sizes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"strides": (4,)},
+        {"strides": (16, 4, 4)},
+        {"strides": 4},
+        {"shape": (-1, 0)},
+        {"shape": 4},
+        {"data": ("0x10", False)},
+        {"data": None},
+        {"typestr": "nonsense"},
+        {"version": None},
+    ],
+    ids=str,
+)
+def test_malformed_interfaces_are_named(change):
+    class Producer:
+        @property
+        def __cuda_array_interface__(self):
+            return {"shape": (0, 4), "typestr": "<f4", "data": (0, False), "strides": None, "version": 3, **change}
+
+    _, rhs, _ = operands()
+    with pytest.raises(TypeError, match="lhs: its __cuda_array_interface__ is malformed"):
+        hgg.ragged_dot(Producer(), rhs, [0, 0])
+
+
+def test_specs_have_no_negative_extents():
+    with pytest.raises(ValueError, match=r"shape=\(-1, 4\): extents must not be negative"):
+        hgg.ArraySpec((-1, 4), "float32")
