@@ -11,9 +11,9 @@ import numpy as np
 
 from hipgroupgemm import arrays
 from hipgroupgemm.backends.base import Arguments, Executable
-from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.config import FLOAT32_MAX, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.dimension_numbers import RaggedDotAxes
-from hipgroupgemm.dtypes import float_dtype
+from hipgroupgemm.dtypes import compute_type_of, float_dtype
 from hipgroupgemm.groups import GroupFault, scan
 from hipgroupgemm.runtime.streams import normalize_stream, stream_handle
 from hipgroupgemm.views import ArrayView, Device, packed_strides
@@ -236,6 +236,9 @@ def gather(
     rhs_view = arrays.view_of(rhs, "rhs", handle)
     float_dtype(lhs_view.dtype, "lhs")
     float_dtype(rhs_view.dtype, "rhs")
+    if max(abs(a), abs(b)) > FLOAT32_MAX and compute_type_of(lhs_view.dtype, rhs_view.dtype) != "float64":
+        name, value = ("alpha", a) if abs(a) > FLOAT32_MAX else ("beta", b)
+        raise ValueError(f"{name}={value}: is infinite in float32, in which these operands are accumulated; scale an operand as well")
     sizes_name = "group_sizes" if offs is None else "offs"
     sizes = _integers(group_sizes if offs is None else offs, sizes_name, handle)
     out_view = _output(out, handle) if out is not None else None
@@ -280,7 +283,10 @@ def _real(name: str, value: Any) -> float:
         if isinstance(value, numbers.Complex) and not isinstance(value, bool):
             raise NotImplementedError(f"{name}={value!r}: must be real")
         raise TypeError(f"{name}: got {type(value).__name__}, wanted a real number on the host")
-    result = float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
     if not math.isfinite(result):
         raise ValueError(f"{name}={result}: must be finite")
     return result

@@ -26,6 +26,7 @@ FLOAT_BYTES: Mapping[str, int] = {
     "float8_e4m3fnuz": 1,
     "float8_e5m2fnuz": 1,
 }
+FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 COMPUTE_TYPES = ("float32", "tf32", "float64")
 PRECISION_ALGORITHMS = (
     "ALG_UNSET",
@@ -391,9 +392,15 @@ def validate_config(config: GroupedGemmConfig) -> None:
         elif name in ("alpha", "beta"):
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"{name}={value!r}: must be a real number")
-            if not math.isfinite(value):
+            try:
+                number = float(value)
+            except OverflowError:
+                number = math.inf
+            if not math.isfinite(number):
                 raise ValueError(f"{name}={value!r}: must be finite")
-            object.__setattr__(config, name, float(value))
+            if abs(number) > FLOAT32_MAX and config.compute_type != "float64":
+                raise ValueError(f"{name}={value!r}: must be finite in float32, as compute_type={config.compute_type}")
+            object.__setattr__(config, name, number)
         elif name == "ragged_mode":
             _require_type(name, value, RaggedDotMode, "a RaggedDotMode")
         elif name == "epilogue":

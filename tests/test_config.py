@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from oracle import group_rows
 
 import hipgroupgemm as hgg
-from hipgroupgemm.config import capacity_of
+from hipgroupgemm.config import FLOAT32_MAX, capacity_of
 
 Spec = hgg.ArraySpec
 
@@ -175,8 +175,8 @@ configs = st.builds(
     st.integers(0, 70),
     st.integers(0, 9),
     st.sampled_from(["float32", "bfloat16", "float64", "float8_e5m2"]),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(-FLOAT32_MAX, FLOAT32_MAX),
+    st.floats(-FLOAT32_MAX, FLOAT32_MAX),
 )
 
 

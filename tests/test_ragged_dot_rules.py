@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -389,3 +390,24 @@ def test_the_reference_accumulates_in_what_it_is_asked_for(rng):
     for bad in ("float16", np.int32, "bfloat16"):
         with pytest.raises(TypeError, match=r"accumulate=.*wanted float32 or float64"):
             hgg.ragged_dot_reference(lhs, rhs, [1], accumulate=bad)
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_scalars_are_finite_in_the_type_of_the_accumulator(name):
+    """A float32 alpha of infinity would make NaN of every zero of P."""
+    for dtype, value, fits in [
+        ("float32", 3.4028234e38, True),
+        ("float32", -3.5e38, False),
+        ("bfloat16", 1e39, False),
+        ("float64", 1e300, True),
+        ("float64", 10**400, False),
+    ]:
+        lhs, rhs, c = (np.zeros(shape, dtype_of(dtype)) for shape in ((4, 3), (2, 3, 5), (4, 5)))
+        if fits:
+            assert not np.asarray(hgg.ragged_dot(lhs, rhs, [1, 3], c=c, **{name: value})).astype(float).any()
+            continue
+        with pytest.raises(ValueError, match=name):
+            hgg.ragged_dot(lhs, rhs, [1, 3], c=c, **{name: value})
+        config = hgg.config_for_ragged_dot(lhs, rhs, [1, 3], c=c, beta=1)
+        with pytest.raises(ValueError, match=name):
+            dataclasses.replace(config, **{name: value})
