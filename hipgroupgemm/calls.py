@@ -72,6 +72,7 @@ class Operands:
             ("out", self.out),
             ("c", self.c if self.beta else None),
             ("bias", self.bias),
+            ("group_offset", self.group_offset if isinstance(self.group_offset, ArrayView) else None),
         ):
             if view is not None and view.pointer == 0 and view.size:
                 raise ValueError(f"{name}: has shape {view.shape} but no memory (an ArraySpec?); pass an array to compute with")
@@ -295,9 +296,11 @@ def _real(name: str, value: Any) -> float:
 def _integers(value: Any, name: str, stream: int) -> ArrayView:
     if isinstance(value, (list, tuple)):
         try:
-            value = np.asarray(value) if len(value) else np.zeros(0, np.int64)
+            value = np.asarray(value)
         except ValueError as error:  # nested lists of different lengths
             raise TypeError(f"{name}: got a {type(value).__name__} that is no array ({error}); wanted integers") from None
+        if value.size == 0:  # no element says what type they would have
+            value = value.astype(np.int64)
     view = arrays.view_of(value, name, stream)
     if view.dtype.kind not in "iu":
         raise TypeError(f"{name}: got {view.dtype!s}, wanted an integer type")
@@ -315,7 +318,7 @@ def _offset(value: Any, stream: int) -> int | ArrayView:
     view = _integers(value, "group_offset", stream)
     if view.shape not in ((), (1,)):
         raise TypeError(f"group_offset: got shape {view.shape}, wanted an int or shape (1,)")
-    if view.pointer == 0:
+    if view.pointer == 0 and view.device.kind == "cpu":
         raise ValueError("group_offset: has no memory (an ArraySpec?); pass its value")
     return int(host_array(view).reshape(())) if view.device.kind == "cpu" else view
 

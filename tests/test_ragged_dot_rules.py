@@ -12,6 +12,7 @@ from comparison import assert_close
 from generators import (
     FLOAT8S,
     FORWARD,
+    FORWARD_BATCHED,
     WEIGHT_GRADIENT,
     Layout,
     Mode,
@@ -411,3 +412,21 @@ def test_scalars_are_finite_in_the_type_of_the_accumulator(name):
         config = hgg.config_for_ragged_dot(lhs, rhs, [1, 3], c=c, beta=1)
         with pytest.raises(ValueError, match=name):
             dataclasses.replace(config, **{name: value})
+
+
+def test_nested_lists_of_no_sizes_are_integers():
+    lhs, rhs = np.ones((2, 4, 3), np.float32), np.ones((0, 2, 3, 5), np.float32)
+    np.testing.assert_array_equal(hgg.ragged_dot_general(lhs, rhs, [[], []], FORWARD_BATCHED), np.zeros((2, 4, 5), np.float32))
+
+
+def test_a_config_for_a_group_offset_on_a_device_needs_no_memory():
+    """Only whether there is an offset is planned for, and how many groups there are beside those computed."""
+    lhs, rhs, sizes = (
+        hgg.ArraySpec(shape, dtype, device="rocm") for shape, dtype in (((8, 4), "float16"), ((2, 4, 4), "float16"), ((5,), "int32"))
+    )
+    offset = hgg.ArraySpec((1,), "int64", device="rocm")
+    config = hgg.config_for_ragged_dot(lhs, rhs, sizes, group_offset=offset)
+    assert config == hgg.config_for_ragged_dot(lhs, rhs, sizes, group_offset=3)
+    assert (config.group_count, config.group_total) == (2, 5)
+    with pytest.raises(ValueError, match="has no memory"):
+        hgg.config_for_ragged_dot(lhs, rhs, sizes, group_offset=hgg.ArraySpec((1,), "int64"))
