@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ from click.testing import CliRunner
 import hipgroupgemm
 from hipgroupgemm import MatmulAlgorithm, register_backend, unregister_backend
 from hipgroupgemm.backends.reference import ReferenceBackend, numpy_view
-from hipgroupgemm.benchmark import command, runner
+from hipgroupgemm.benchmark import command
 from hipgroupgemm.benchmark.ceilings import Ceilings
 from hipgroupgemm.cli import cli, main
 from hipgroupgemm.workloads import CLASSES, PRESETS
@@ -270,46 +269,6 @@ def test_bad_input_is_refused_before_any_work(arguments: list[str], pattern: str
     result = bench(*arguments)
     assert result.exit_code == 2
     assert pattern in words(result.output)
-
-
-@pytest.mark.usefixtures("fast")
-def test_what_is_no_file_is_written_into_and_links_are_followed(tmp_path) -> None:
-    pipe, link, target = tmp_path / "pipe", tmp_path / "link.json", tmp_path / "target.json"
-    os.mkfifo(pipe)
-    link.symlink_to(target)
-    read: list[str] = []
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
-    reader.start()
-    result = bench(*SHAPE, "--class", "fwd_wi", "--csv", str(pipe), "--json", str(link))
-    assert result.exit_code == 0
-    assert stat.S_ISFIFO(pipe.stat().st_mode)
-    reader.join(30)
-    assert len(list(csv.DictReader(read[0].splitlines()))) == 4
-    assert link.is_symlink()
-    assert len(json.loads(target.read_text())["rows"]) == 4
-
-
-@pytest.mark.usefixtures("fast")
-def test_operands_that_do_not_fit_are_rows_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = runner.make_operands
-
-    def make(lab, job, *rest):
-        if job.kind.name == "fwd_wi":
-            raise MemoryError("no room for 954 GiB")
-        return made(lab, job, *rest)
-
-    monkeypatch.setattr(runner, "make_operands", make)
-    result = bench(*SHAPE, "--class", "fwd_wi", "--class", "fwd_wo")
-    assert result.exit_code == 0, result.output
-    lines = [line for line in result.output.splitlines() if "reference" in line]
-    assert any("out of memory" in line for line in lines)
-    assert any("fwd_wo" in line and "out of memory" not in line for line in lines)
-
-
-def test_bytes_are_decimal() -> None:
-    result = invoke("list", *SHAPE, "--max-workspace", "²")
-    assert result.exit_code == 2
-    assert "wanted a number of bytes" in words(result.output)
 
 
 def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
