@@ -11,6 +11,7 @@ import enum
 import functools
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -392,15 +393,10 @@ def validate_config(config: GroupedGemmConfig) -> None:
         elif name in ("alpha", "beta"):
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"{name}={value!r}: must be a real number")
-            try:
-                number = float(value)
-            except OverflowError:
-                number = math.inf
-            if not math.isfinite(number):
-                raise ValueError(f"{name}={value!r}: must be finite")
-            if abs(number) > FLOAT32_MAX and config.compute_type != "float64":
-                raise ValueError(f"{name}={value!r}: must be finite in float32, as compute_type={config.compute_type}")
-            object.__setattr__(config, name, number)
+            limit = sys.float_info.max if config.compute_type == "float64" else FLOAT32_MAX
+            if not -limit <= value <= limit:  # NaN as well
+                raise ValueError(f"{name}={value!r}: must be finite in the accumulator's type, compute_type={config.compute_type}")
+            object.__setattr__(config, name, float(value))
         elif name == "ragged_mode":
             _require_type(name, value, RaggedDotMode, "a RaggedDotMode")
         elif name == "epilogue":

@@ -430,3 +430,16 @@ def test_a_config_for_a_group_offset_on_a_device_needs_no_memory():
     assert (config.group_count, config.group_total) == (2, 5)
     with pytest.raises(ValueError, match="has no memory"):
         hgg.config_for_ragged_dot(lhs, rhs, sizes, group_offset=hgg.ArraySpec((1,), "int64"))
+
+
+def test_alpha_and_beta_that_change_with_every_call_are_the_call_s_own(rng):
+    lhs, rhs, c = (random_values(rng, shape, "float64") for shape in ((6, 3), (2, 3, 5), (6, 5)))
+    plain = hgg.ragged_dot(lhs, rhs, [2, 4])
+    with hgg.GroupedMatmulPlan(hgg.config_for_ragged_dot(lhs, rhs, [2, 4], c=c, beta=1), device="cpu") as plan:
+        for alpha, beta in [(2.0, 3.0), (-1.0, 0.5), (1.0, 1.0), (0.0, 2.0), (2.0, 3.0)]:
+            for result in (
+                hgg.ragged_dot(lhs, rhs, [2, 4], c=c, alpha=alpha, beta=beta),
+                plan.execute(lhs, rhs, [2, 4], c=c, alpha=alpha, beta=beta),
+            ):
+                np.testing.assert_allclose(result, alpha * plain + beta * c, rtol=1e-13, atol=1e-13)
+            np.testing.assert_allclose(hgg.ragged_dot(lhs, rhs, [2, 4], c=c, alpha=alpha), alpha * plain, rtol=1e-13, atol=1e-13)
