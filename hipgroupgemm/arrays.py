@@ -32,6 +32,7 @@ __all__ = [
     "empty",
     "set_allocator",
     "view_of",
+    "written",
 ]
 
 ANYWHERE = Device("any")
@@ -369,6 +370,15 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: ArrayView, device:
 
     made = DeviceArray.empty(shape, dtype, device, stream)
     return made, made.view()
+
+
+def written(out: Any, view: ArrayView) -> Any:
+    """The caller's out, once it has been written: torch is told, so that autograd refuses a backward that needed what was there."""
+    if view.framework == "torch" and isinstance(view.owner, sys.modules["torch"].Tensor) and not view.owner.is_inference():
+        increment_version = getattr(sys.modules["torch"].autograd.graph, "increment_version", None)  # torch 2.1 and newer
+        if increment_version is not None:
+            increment_version(view.owner)
+    return out
 
 
 def deliver(result: Any, like: ArrayView, device: Device) -> Any:

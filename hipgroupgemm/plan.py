@@ -214,7 +214,7 @@ class GroupedMatmulPlan:
             raise ValueError(f"lhs is on {operands.device}, but this plan runs on {self.device}; move it, or make a plan there")
         config = self._bind(operands)
         self._run(operands, config)
-        return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else out
+        return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else arrays.written(out, operands.output)
 
     def _run(self, operands: Operands, config: GroupedGemmConfig) -> None:
         """Runs operands that are checked and bound. The lock spans all launches of the call."""
