@@ -32,6 +32,7 @@ __all__ = [
     "empty",
     "set_allocator",
     "view_of",
+    "written",
 ]
 
 ANYWHERE = Device("any")
@@ -64,6 +65,8 @@ def ArraySpec(shape: Sequence[int], dtype: Any, *, strides: Sequence[int] | None
     kind = dtype_of(dtype)
     extents = tuple(int(extent) for extent in shape)
     steps = packed_strides(extents, kind.itemsize) if strides is None else tuple(int(step) for step in strides)
+    if any(extent < 0 for extent in extents):
+        raise ValueError(f"shape={extents}: extents must not be negative")
     if len(steps) != len(extents):
         raise ValueError(f"strides={steps}: wanted {len(extents)} of them, one for each axis of shape {extents}")
     return ArrayView(0, extents, steps, kind, Device.of(device), "numpy")
@@ -367,6 +370,15 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: ArrayView, device:
 
     made = DeviceArray.empty(shape, dtype, device, stream)
     return made, made.view()
+
+
+def written(out: Any, view: ArrayView) -> Any:
+    """The caller's out, once it has been written: torch is told, so that autograd refuses a backward that needed what was there."""
+    if view.framework == "torch" and isinstance(view.owner, sys.modules["torch"].Tensor) and not view.owner.is_inference():
+        increment_version = getattr(sys.modules["torch"].autograd.graph, "increment_version", None)  # torch 2.1 and newer
+        if increment_version is not None:
+            increment_version(view.owner)
+    return out
 
 
 def deliver(result: Any, like: ArrayView, device: Device) -> Any:

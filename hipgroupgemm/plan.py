@@ -12,7 +12,7 @@ from typing import Any
 from hipgroupgemm import arrays
 from hipgroupgemm.backends import select_backend
 from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits
-from hipgroupgemm.bindings import bind_config
+from hipgroupgemm.bindings import bind_config, with_scalars
 from hipgroupgemm.calls import Operands, gather
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.dimension_numbers import RaggedDotAxes, RaggedDotDimensionNumbers, resolve
@@ -214,7 +214,7 @@ class GroupedMatmulPlan:
             raise ValueError(f"lhs is on {operands.device}, but this plan runs on {self.device}; move it, or make a plan there")
         config = self._bind(operands)
         self._run(operands, config)
-        return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else out
+        return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else arrays.written(out, operands.output)
 
     def _run(self, operands: Operands, config: GroupedGemmConfig) -> None:
         """Runs operands that are checked and bound. The lock spans all launches of the call."""
@@ -299,8 +299,7 @@ class GroupedMatmulPlan:
         memo = (
             *(None if v is None else v.signature() for v in (o.lhs, o.rhs, o.sizes, o.out, o.c, o.bias)),
             o.group_offset is None,
-            o.alpha,
-            o.beta,
+            bool(o.beta),
         )
         found = self._bindings.get(memo)
         if found is None:
@@ -311,7 +310,7 @@ class GroupedMatmulPlan:
         axes, config = found
         o.validate_host_values(axes)
         o.take_output(axes.out_shape, DTYPES[self.key.type_d])
-        return config
+        return with_scalars(config, o.alpha, o.beta)
 
     def _match(self, operands: Operands) -> tuple[RaggedDotAxes, GroupedGemmConfig]:
         """Reads the operands' axes in the config's order, then in the other orders, until lhs and rhs are the config's."""

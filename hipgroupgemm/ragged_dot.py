@@ -181,7 +181,7 @@ def ragged_dot_general(
     else:
         with _plans.lease(binding.config, operands.device, backend, deterministic) as plan:
             plan._run(operands, binding.config)
-    return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else out
+    return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else arrays.written(out, operands.output)
 
 
 def config_for_ragged_dot(

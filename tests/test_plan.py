@@ -181,6 +181,27 @@ def test_every_extent_up_to_the_capacity(make, dtype, rng):
                 plan.execute(lhs, rhs, [1, 1, 1])
 
 
+@pytest.mark.parametrize("mode", [NON_CONTRACTING, CONTRACTING])
+@pytest.mark.parametrize("other", [1, 3])
+@pytest.mark.parametrize("ragged_is_inner", [False, True])
+def test_extents_up_to_the_capacity_where_axes_are_short(mode, other, ragged_is_inner, rng):
+    """Strides along an axis of at most one element say nothing, be it the ragged one of a call or one beside it."""
+    numbers = FORWARD if mode is NON_CONTRACTING else WEIGHT_GRADIENT
+
+    def ragged(rows, columns):
+        values = random_values(rng, (rows, columns), "float64")
+        return np.asfortranarray(values) if ragged_is_inner else values
+
+    def operands_of(rows):
+        second = random_values(rng, (3, other, 1), "float64") if mode is NON_CONTRACTING else ragged(rows, other)
+        return ragged(rows, other), second, random_sizes(rng, rows, 3)
+
+    with GroupedMatmulPlan(hgg.config_for_ragged_dot(*operands_of(17), numbers), device="cpu") as plan:
+        for rows in (*range(19), 0):
+            lhs, rhs, sizes = operands_of(rows)
+            np.testing.assert_array_equal(plan.execute(lhs, rhs, sizes), hgg.ragged_dot_reference(lhs, rhs, sizes, numbers))
+
+
 def test_alpha_and_beta_are_per_call(rng):
     lhs, rhs, sizes = operands(rng)
     c = random_values(rng, (40, 24), "float32")

@@ -313,3 +313,27 @@ def test_the_generators_problems_as_tensors(mode, dtype, rng):
         settings["c"] = "array" if rng.random() < 0.5 else None
         settings["beta"] = 0.3 if settings["c"] else 0.0
         make_problem(rng, mode, *extents, random_sizes(rng, 20, 4), dtype, library=TorchLibrary(), **settings).check()
+
+
+@pytest.mark.parametrize("call", ["function", "plan", "reference"])
+def test_autograd_learns_that_out_was_written(call):
+    """exp keeps its result for the backward; once that is overwritten, a backward must fail and not give another gradient."""
+    lhs, rhs, sizes = torch.ones(8, 4), torch.ones(2, 4, 4), torch.tensor([3, 5])
+    x = torch.ones(8, 4, requires_grad=True)
+    y = torch.exp(x)
+    out = y.detach()
+    if call == "plan":
+        with hgg.GroupedMatmulPlan(hgg.config_for_ragged_dot(lhs, rhs, sizes, out=out), device="cpu") as plan:
+            assert plan.execute(lhs, rhs, sizes, out=out) is out
+    else:
+        function = hgg.ragged_dot if call == "function" else hgg.ragged_dot_reference
+        assert function(lhs, rhs, sizes, out=out) is out
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_out_may_be_an_inference_tensor():
+    with torch.inference_mode():
+        out = torch.empty(8, 4)
+        hgg.ragged_dot(torch.ones(8, 4), torch.ones(2, 4, 4), torch.tensor([3, 5]), out=out)
+    assert (out == 4).all()
