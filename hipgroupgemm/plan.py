@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from hipgroupgemm import arrays
-from hipgroupgemm.backends import select_backend
+from hipgroupgemm.backends import passed_over, select_backend
 from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits
 from hipgroupgemm.bindings import bind_config, with_scalars
 from hipgroupgemm.calls import Operands, gather
@@ -104,7 +104,11 @@ class GroupedMatmulPlan:
                         self._algorithm = candidate
                     return
             same = [str(c.index) for c in known if c.name == name]
-            hint = f"that name has index {', '.join(same)} here" if same else f"there are {len(known)} others"
+            hint = (
+                f"that name has index {', '.join(same)} here"
+                if same
+                else f"it has {', '.join(f'{c.name!r} {c.index}' for c in known[:3])}{', ...' if len(known) > 3 else ''}"
+            )
             raise ValueError(
                 f"algorithm: {self.backend} has no {name!r} with index {number} for this config ({hint}); see get_algorithms()"
             )
@@ -238,18 +242,22 @@ class GroupedMatmulPlan:
             fault.throw(self.config.ragged_extent)
 
     def explain(self) -> str:
-        """What this plan runs and why, for a person: backend, algorithm, and what keeps faster paths from being taken."""
+        """What this plan runs and why, for a person: backend, algorithm, the operands' layouts, and what keeps other backends from it."""
         with self._lock:
             self._require_open()
-            algorithm = self.algorithm
+            algorithm, c = self.algorithm, self.config
             lines = [
-                f"{self.config.ragged_mode.name}: m={self.config.m} n={self.config.n} k={self.config.k} groups={self.config.group_count} "
-                f"batch={self.config.batch_count}, {self.config.type_a} x {self.config.type_b} -> {self.config.type_d}",
+                f"{c.ragged_mode.name}: m={c.m} n={c.n} k={c.k} groups={c.group_count} batch={c.batch_count}, "
+                f"{c.type_a} x {c.type_b} -> {c.type_d}",
                 f"device {self.device}, backend {self.backend}, algorithm {algorithm.index} {algorithm.name}, "
                 f"workspace {algorithm.workspace_size} bytes, {'' if algorithm.deterministic else 'not '}deterministic",
-                f"serves ragged extents up to {self.config.capacity}",
-                self._executable(0).explain(),
+                f"serves ragged extents up to {c.capacity}",
+                f"strides in elements: lhs (batch, m, k) {c.lhs_strides}, rhs (group, batch, k, n) {c.rhs_strides}, "
+                f"out (group, batch, m, n) {c.output_strides}; "
+                f"aligned to {c.lhs_alignment}, {c.rhs_alignment} and {c.output_alignment} bytes",
+                self._executable(normalize_stream(self.device.kind, None)).explain(),
             ]
+            lines += [f"passed over: {reason}" for reason in passed_over(self.key, self.device, self.backend)]
             return "\n".join(lines)
 
     # ---- life --------------------------------------------------------------------------------------------------------------
@@ -329,7 +337,10 @@ class GroupedMatmulPlan:
                     sizes_name=operands.sizes_name,
                 )
                 if axes.ragged_extent > key.ragged_extent:
-                    error = TypeError(f"lhs: has {axes.ragged_extent} ragged rows, this plan serves up to {key.ragged_extent}")
+                    error = TypeError(
+                        f"lhs: has {axes.ragged_extent} ragged rows, this plan serves up to {key.ragged_extent}; "
+                        "make its config for the most that come"
+                    )
                     reasons.append((1, error))
                     continue
                 packed = packed_strides(axes.out_shape, dtype.itemsize)
@@ -393,6 +404,10 @@ def _differences(got: GroupedGemmConfig, wanted: GroupedGemmConfig, *, of_inputs
 
 def _mismatch(differences: dict[str, str]) -> Exception:
     """The error of these differences: TypeError where shapes or types differ, ValueError where only layouts or settings do."""
+    if "beta" in differences:
+        return ValueError(f"{differences['beta']}, and a plan serves either beta = 0 or others; give beta= to config_for_ragged_dot too")
+    if "epilogue" in differences:
+        return ValueError(f"{differences['epilogue']}; give bias= to config_for_ragged_dot exactly where execute gets one")
     shapes = any(name in ("m", "n", "k") or name.startswith(("type_", "batch_count", "group_")) for name in differences)
     return (TypeError if shapes else ValueError)("; ".join(differences.values()))
 

@@ -443,3 +443,13 @@ def test_alpha_and_beta_that_change_with_every_call_are_the_call_s_own(rng):
             ):
                 np.testing.assert_allclose(result, alpha * plain + beta * c, rtol=1e-13, atol=1e-13)
             np.testing.assert_allclose(hgg.ragged_dot(lhs, rhs, [2, 4], c=c, alpha=alpha), alpha * plain, rtol=1e-13, atol=1e-13)
+
+
+def test_float64_results_are_rounded_once():
+    """Halfway cases that float32 on the way would tip: 1 + 2^-8 + 2^-40 is nearer to bf16's 1 + 2^-7 than to 1."""
+    tips = np.array([1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-8 - 2.0**-40, -1 - 2.0**-8 - 2.0**-40, 1e-300, 3.5e38, np.inf])
+    lhs, rhs = tips.reshape(-1, 1), np.ones((1, 1, 1))
+    out = hgg.ragged_dot(lhs, rhs, [6], preferred_element_type="bfloat16").astype(np.float64).ravel()
+    np.testing.assert_array_equal(out, [1.0078125, 1.0, -1.0078125, 0.0, np.inf, np.inf])
+    zeros = hgg.ragged_dot(lhs, rhs, [0], preferred_element_type="float8_e5m2")
+    assert (zeros.astype(np.float64) == 0).all()

@@ -115,7 +115,21 @@ def select_backend(config: GroupedGemmConfig, device: Device, name: str | None =
         backend = get_backend(str(winner))
         if backend.can_handle(config, device) is None:
             return backend
-    refusals = []
+    found, refusals = _first_that_can(config, device)
+    if found is None:
+        raise NotImplementedError(f"no backend runs this grouped GEMM on {device}: " + "; ".join(refusals))
+    return found
+
+
+def passed_over(config: GroupedGemmConfig, device: Device, name: str) -> list[str]:
+    """Why the backends that are asked ahead of `name` for this kind of device do not run `config`: "<backend>: <reason>" each."""
+    found, refusals = _first_that_can(config, device, only_kind=True)
+    return refusals if found is not None and found.name == name else []
+
+
+def _first_that_can(config: GroupedGemmConfig, device: Device, *, only_kind: bool = False) -> tuple[Backend | None, list[str]]:
+    """The first backend that can run a config, and the refusals of those asked before it."""
+    refusals: list[str] = []
     for candidate, kinds in _kinds.items():
         if device.kind in kinds:
             try:
@@ -124,8 +138,8 @@ def select_backend(config: GroupedGemmConfig, device: Device, name: str | None =
                 continue
             reason = backend.can_handle(config, device)
             if reason is None:
-                return backend
+                return backend, refusals
             refusals.append(f"{candidate}: {reason}")
-        else:
+        elif not only_kind:
             refusals.append(f"{candidate}: serves {' and '.join(kinds)}, the operands are on {device}")
-    raise NotImplementedError(f"no backend runs this grouped GEMM on {device}: " + "; ".join(refusals))
+    return None, refusals

@@ -95,8 +95,9 @@ def _grouped_gemm(handle: native.Handle, config: GroupedGemmConfig, terms: Terms
             stride_b=terms.b.batch if terms.batch > 1 else None,
             stride_c=terms.c.batch if terms.batch > 1 else None,
             stride_d=terms.d.batch if terms.batch > 1 else None,
-            alpha=config.alpha,
-            beta=config.beta,
+            # neither 1: a kernel made for one value must not be offered, since records bring any
+            alpha=2.0,
+            beta=2.0 if config.beta else 0.0,
         )
     except BaseException:
         gemm.close()

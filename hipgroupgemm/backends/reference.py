@@ -69,7 +69,22 @@ class _Epilogue:
         if bias is not None:
             row = widen(bias, self.accumulate).reshape(out.shape[1:])
             value = np.broadcast_to(row, out.shape) if value is None else value + row
-        out[...] = 0 if value is None else value
+        out[...] = 0 if value is None else _narrow(value, out.dtype)
+
+
+def _narrow(value: Any, dtype: np.dtype[Any]) -> Any:
+    """`value`, ready to be rounded to `dtype` once: ml_dtypes rounds float64 to its types by way of float32, which would round twice.
+
+    float64 is rounded to float32 *to odd* instead (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms
+    using rounding to odd"): truncated, with the last bit set where something was lost. Rounding that again gives the right result.
+    """
+    if value.dtype != np.float64 or dtype.isbuiltin == 1:
+        return value
+    nearest = value.astype(np.float32)
+    inexact = np.isfinite(value) & (nearest != value)
+    truncated = np.where(np.abs(nearest) > np.abs(value), np.nextafter(nearest, np.float32(0)), nearest)
+    odd = (truncated.view(np.uint32) | np.uint32(1)).view(np.float32)
+    return np.where(inexact, odd, nearest)
 
 
 def compute(
@@ -244,7 +259,19 @@ class _ReferenceExecutable(Executable):
 
     def explain(self) -> str:
         kind = self.config.compute_type.replace("tf32", "float32 (more exact than the tf32 asked for)")
-        return f"one NumPy product a group, accumulated in {kind}"
+        c = self.config
+        text = f"one NumPy product a group, accumulated in {kind}"
+        widened = [name for name, held in (("lhs", c.type_a), ("rhs", c.type_b)) if held != c.compute_type.replace("tf32", "float32")]
+        if widened:
+            text += f"; {' and '.join(widened)} widened to it a group at a time"
+        copied = [
+            name
+            for name, stride, extent in (("lhs", c.lhs_inner_stride, c.m * c.k), ("rhs", c.rhs_inner_stride, c.k * c.n))
+            if stride != 1 and extent > 1
+        ]
+        if copied:
+            text += f"; NumPy copies {' and '.join(copied)} a group at a time, no stride being 1: a contiguous copy may be faster"
+        return text
 
 
 def run_config(config: GroupedGemmConfig, arguments: Arguments) -> None:
