@@ -13,10 +13,7 @@
 #include <cstdint>
 
 #include "hipgroupgemm.h"
-#if __has_include("user_arguments.h")
 #include "user_arguments.h"
-#define HGG_HAS_USER_ARGUMENTS 1
-#endif
 
 #if HIPBLASLT_VERSION_MAJOR == 0 && HIPBLASLT_VERSION_MINOR < 10
 #error "hipgroupgemm needs hipBLASLt 0.10 (ROCm 6.3) or newer"
