@@ -44,17 +44,12 @@ constexpr hgg_version kBuiltFor = {HIPBLASLT_VERSION_MAJOR, HIPBLASLT_VERSION_MI
 // hipBLASLt's own record against the layout that our kernels write (the kernels that read it hard-code it).
 using Record = lt::UserArguments;
 static_assert(sizeof(Record) == HGG_RECORD_SIZE, "hipBLASLt's device record has another size");
-#if defined(HGG_HAS_USER_ARGUMENTS)  // our kernels' own struct
 static_assert(sizeof(hgg_user_arguments) == sizeof(Record), "our record has another size than hipBLASLt's");
 #define HGG_AT(theirs, ours, offset)                                                                     \
     static_assert(offsetof(Record, theirs) == (offset), "hipBLASLt's device record has another layout"); \
     static_assert(offsetof(hgg_user_arguments, ours) == (offset)                                         \
                       && sizeof(hgg_user_arguments::ours) == sizeof(Record::theirs),                     \
                   "our record has another layout than hipBLASLt's")
-#else
-#define HGG_AT(theirs, ours, offset) \
-    static_assert(offsetof(Record, theirs) == (offset), "hipBLASLt's device record has another layout")
-#endif
 HGG_AT(m, m, 0);
 HGG_AT(n, n, 4);
 HGG_AT(batch, batch, 8);
