@@ -1,0 +1,205 @@
+// hgg_finish: gives output that no group covers its beta * c.
+//
+// NON_CONTRACTING: the rows before the first computed group and those behind the last, in every batch. CONTRACTING: the slabs
+// of empty groups. Each such piece is a candidate; every block looks at all candidates, which is two loads each, and returns
+// when none has anything to write. Otherwise the pieces are cut into units that the blocks take in turn.
+//
+// beta 0 writes zeros and never reads c. Else the product is taken in float32 (float64 for float64 out) and rounded once. An
+// element of c is read by the thread that writes the same element of out, so c may be exactly out.
+#ifndef HGG_FINISH_H
+#define HGG_FINISH_H
+
+#include "numbers.h"
+#include "scan.h"
+
+namespace hgg {
+
+constexpr int kCandidates = kThreads * kItems;  // looked at together
+constexpr int kLineVectors = 8;                 // vectors that one thread writes of a long line
+
+struct FinishShared {
+  hgg_u32 mask[kCandidates / 32];  // candidates with something to write
+};
+
+// Rows [first, end) of one batch of out, or of one slab.
+struct Piece {
+  hgg_u64 out;
+  hgg_u64 c;
+  hgg_i64 rows;
+};
+
+HGG_FUNCTION hgg_u64 candidate_count(const hgg_arguments& a) {
+  return (hgg_u64)a.out_batch_count * (a.mode == HGG_RAGGED_K ? (hgg_u64)a.group_count : 2);
+}
+
+HGG_FUNCTION hgg_u64 place(const hgg_matrix& m, hgg_u64 batch, hgg_u64 group, hgg_i64 row) {
+  return m.base + batch * (hgg_u64)m.batch_stride + group * (hgg_u64)m.group_stride +
+         (hgg_u64)row * (hgg_u64)m.row_stride;
+}
+
+HGG_FUNCTION Piece piece_of(const hgg_arguments& a, hgg_u64 candidate) {
+  const bool contracting = a.mode == HGG_RAGGED_K;
+  const hgg_u64 each = contracting ? (hgg_u64)a.group_count : 2;
+  const hgg_u64 batch = candidate / each, which = candidate % each;
+  const hgg_u64 scanned = a.batch_count == 1 ? 0 : batch;
+  hgg_i64 first = 0, end;
+  if (contracting) {
+    const hgg_u64 problem = scanned * each + which;
+    end = pointer<const hgg_i64>(a.starts)[problem] == pointer<const hgg_i64>(a.ends)[problem] ? a.out_rows : 0;
+  } else {
+    // With nothing covered, begin and end are equal and the two pieces are all rows.
+    const hgg_i64 covered = pointer<const hgg_i64>(a.cover)[2 * scanned + which];
+    first = which ? covered : 0;
+    end = which ? a.ragged_extent : covered;
+  }
+  const hgg_u64 group = contracting ? which : 0;
+  return Piece{place(a.out, batch, group, first), place(a.c_matrix, batch, group, first), end - first};
+}
+
+// A piece as lines of elements, the faster dimension of out inside; packed lines become one.
+struct Lines {
+  hgg_u64 out, c;
+  hgg_u64 count, length;
+  hgg_u64 out_step, c_step;        // between lines, bytes
+  hgg_u64 out_stride, c_stride;    // between elements, bytes
+};
+
+HGG_FUNCTION Lines lines_of(const hgg_arguments& a, const Piece& piece, bool reads) {
+  Lines l{piece.out, piece.c, (hgg_u64)piece.rows, (hgg_u64)a.out_columns, (hgg_u64)a.out.row_stride,
+          (hgg_u64)a.c_matrix.row_stride, (hgg_u64)a.out.column_stride, (hgg_u64)a.c_matrix.column_stride};
+  if (l.length == 1 || (l.count != 1 && l.out_step < l.out_stride)) {
+    l = Lines{l.out, l.c, l.length, l.count, l.out_stride, l.c_stride, l.out_step, l.c_step};
+  }
+  if (l.out_step == l.length * l.out_stride && (!reads || l.c_step == l.length * l.c_stride)) {
+    l.length *= l.count;
+    l.count = 1;
+  }
+  return l;
+}
+
+template <class Type>
+struct Finisher {
+  typedef typename Type::Storage Storage;
+  typedef typename Type::Real Real;
+  static constexpr int kBytes = sizeof(Storage);
+  static constexpr int kVector = 16 / kBytes;
+
+  const hgg_arguments* a;
+  Real beta;
+  bool same;       // c has out's type
+  bool aligned;    // every element of out lies on a multiple of its size
+  bool c_aligned;
+
+  HGG_MEMBER Storage value_at(hgg_u64 c) const {
+    if (beta == Real(0)) return Storage(0);
+    const Real read = same ? read_element<Type>(c, c_aligned) : read_any<Real>(a->c_type, c, c_aligned);
+    return Type::narrow(beta * read);
+  }
+
+  // Elements [from, to) of a line, by `lanes` threads of which this is number `lane`.
+  HGG_MEMBER void line(const Lines& l, hgg_u64 number, hgg_u64 from, hgg_u64 to, int lane, int lanes) const {
+    const hgg_u64 out = l.out + number * l.out_step, c = l.c + number * l.c_step;
+    // Vectors need out packed and, where c is read, c packed, of the same type and in the same phase.
+    const hgg_u64 gap = (16 - ((out + from * kBytes) & 15)) & 15;
+    const hgg_u64 body = minimum(from + gap / kBytes, to);
+    const bool vectorized =
+        aligned && l.out_stride == (hgg_u64)kBytes &&
+        (beta == Real(0) || (same && l.c_stride == (hgg_u64)kBytes && ((c + body * kBytes) & 15) == 0));
+    const hgg_u64 vectors = vectorized ? (to - body) / kVector : 0;
+    for (hgg_u64 v = lane; v < vectors; v += lanes) {
+      const hgg_u64 at = (body + v * kVector) * kBytes;
+      union {
+        hgg_u64 word[2];
+        hgg_vector vector;
+        Storage element[kVector];
+      } x;
+      x.word[0] = x.word[1] = 0;
+      if (beta != Real(0)) {
+        x.vector = *pointer<const hgg_vector>(c + at);
+        HGG_UNROLL
+        for (int i = 0; i < kVector; ++i) x.element[i] = Type::narrow(beta * Type::widen(x.element[i]));
+      }
+      *pointer<hgg_vector>(out + at) = x.vector;
+    }
+    // What is left: before the vectors and behind them, or everything.
+    const hgg_u64 skipped = vectors * kVector;
+    HGG_ROLLED
+    for (hgg_u64 left = from + lane; left + skipped < to; left += lanes) {
+      const hgg_u64 i = left < body || !vectors ? left : left + skipped;
+      store<Storage>(out + i * l.out_stride, value_at(c + i * l.c_stride), aligned);
+    }
+  }
+
+  // Takes this block's units of a piece. Units go on being counted from piece to piece, so that many small pieces are
+  // spread over the blocks as well as one big one; the count is returned.
+  HGG_MEMBER hgg_u64 piece(const Piece& p, hgg_u64 counted, int t) const {
+    if (p.rows <= 0 || a->out_columns <= 0) return counted;
+    const Lines l = lines_of(*a, p, beta != Real(0));
+    const hgg_u64 segment = (hgg_u64)kThreads * kLineVectors * kVector;
+    int lanes = 1;
+    while (lanes < kThreads && (hgg_u64)lanes * kVector < l.length) lanes *= 2;
+    const hgg_u64 parts = ceiling(l.length, segment);            // units a line, when a line takes the whole block
+    const hgg_u64 together = (hgg_u64)(kThreads / lanes);        // lines a unit, when it does not
+    const hgg_u64 units = ceiling(l.count, together) * parts;
+    const hgg_u64 grid = grid_size();
+    for (hgg_u64 unit = (block_index() + grid - counted % grid) % grid; unit < units; unit += grid) {
+      const hgg_u64 number = unit / parts * together + t / lanes, from = unit % parts * segment;
+      if (number < l.count) line(l, number, from, minimum(from + segment, l.length), t % lanes, lanes);
+    }
+    return counted + units;
+  }
+};
+
+template <class Type>
+HGG_FUNCTION void finish_pieces(const hgg_arguments& a, FinishShared& shared, hgg_u64 first, int count, hgg_u64& counted,
+                                typename Type::Real beta) {
+  const hgg_u64 out_bits = a.out.base | (hgg_u64)(a.out.row_stride | a.out.column_stride | a.out.group_stride |
+                                                  a.out.batch_stride);
+  const hgg_u64 c_bits = a.c_matrix.base | (hgg_u64)(a.c_matrix.row_stride | a.c_matrix.column_stride |
+                                                     a.c_matrix.group_stride | a.c_matrix.batch_stride);
+  const Finisher<Type> finisher{&a, beta, a.c_type == a.out_type, (out_bits & (sizeof(typename Type::Storage) - 1)) == 0,
+                                (c_bits & (hgg_u64)(bytes_of(a.c_type) - 1)) == 0};
+  hgg_u64 after = counted;
+  HGG_PHASE(t) {
+    after = counted;
+    for (int word = 0; word < ceiling(count, 32); ++word)
+      for (hgg_u32 bits = shared.mask[word]; bits; bits &= bits - 1) {
+        const hgg_u64 candidate = first + 32 * word + (hgg_u32)lowest_bit(bits);
+        after = finisher.piece(piece_of(a, candidate), after, t);
+      }
+  }
+  counted = after;
+}
+
+HGG_FUNCTION void finish_block(const hgg_arguments& a, FinishShared& shared) {
+  const hgg_u64 candidates = candidate_count(a);
+  if (a.out_columns <= 0) return;
+  union {
+    hgg_u32 word[2];
+    double f64;
+    float f32;
+  } beta;
+  beta.word[0] = a.beta[0];
+  beta.word[1] = a.beta[1];
+  hgg_u64 counted = 0;
+  for (hgg_u64 first = 0; first < candidates; first += kCandidates) {
+    const int count = (int)minimum(candidates - first, (hgg_u64)kCandidates);
+    HGG_PHASE(t) {
+      for (int word = t; word < ceiling(count, 32); word += kThreads) shared.mask[word] = 0;
+    }
+    HGG_PHASE(t) {
+      for (int i = t; i < count; i += kThreads)
+        if (piece_of(a, first + i).rows > 0) atomic_or(&shared.mask[i >> 5], 1u << (i & 31));
+    }
+    switch (a.out_type) {
+      case HGG_BF16: finish_pieces<BFloat16>(a, shared, first, count, counted, beta.f32); break;
+      case HGG_F16: finish_pieces<Float16>(a, shared, first, count, counted, beta.f32); break;
+      case HGG_F32: finish_pieces<Float32>(a, shared, first, count, counted, beta.f32); break;
+      default: finish_pieces<Float64>(a, shared, first, count, counted, beta.f64); break;
+    }
+  }
+}
+
+}  // namespace hgg
+
+#endif

@@ -1,0 +1,394 @@
+// The scan that everything here stands on: group sizes or end offsets -> first and last row of every group, first fault.
+//
+// All groups of all batches form one flat list (flat = batch * group_total + group) that a block walks in windows of
+// HGG_THREADS * kItems places, with a running carry. It is a segmented scan: a new batch starts from 0 again. Behind the
+// groups hgg_fill has a place for each surplus record, a batch of its own without rows. Blocks share nothing: each scans
+// what lies before its own share itself, which costs less than a grid-wide barrier at the few thousand groups that an MoE
+// layer has.
+//
+// Sizes are limited to [0, R + 1] and summed in 64 bits; end offsets are limited to [0, R] and their running maximum is
+// taken. A group's rows are [min(previous, R), min(own, R)).
+#ifndef HGG_SCAN_H
+#define HGG_SCAN_H
+
+#include "portable.h"
+
+namespace hgg {
+
+constexpr int kThreads = HGG_THREADS;
+constexpr int kItems = 8;                    // groups a thread may own in one window
+constexpr int kWindow = kThreads * kItems;   // groups in one window
+constexpr int kFan = 16;                     // partial sums that one thread adds up
+constexpr int kSegments = kThreads / kFan;
+static_assert(kThreads % kFan == 0 && (kSegments & (kSegments - 1)) == 0, "segments must be a power of two");
+
+// A value in flight carries two marks: the first group of its batch, and a size or offset that is wrong by itself.
+constexpr hgg_u64 kHead = 1ull << 62;
+constexpr hgg_u64 kWrong = 1ull << 63;
+constexpr hgg_u64 kValue = kHead - 1;
+constexpr hgg_u32 kNoFault = 0xffffffffu;
+constexpr hgg_i64 kMost = 0x7fffffffffffffffll;
+constexpr hgg_i64 kLeast = -kMost - 1;
+
+struct ScanShared {
+  hgg_u64 value[kWindow + kWindow / 8];  // limited sizes, then inclusive prefixes; read through slot()
+  hgg_u64 part[kThreads + kSegments];    // read through part_slot()
+  hgg_u64 segment[kSegments];
+  hgg_u64 carry[2];    // last prefix of the window before; two, so that no window overwrites what another still reads
+  hgg_i64 offset;      // group_offset, clamped
+  hgg_i64 wanted;      // of the fault
+  hgg_i64 left;
+  hgg_u32 fault;       // flat index of the first fault
+  hgg_i32 kind;
+  hgg_i32 bad_offset;  // group_offset was out of range
+};
+
+// Eight groups a thread are eight neighbouring values; the gaps keep the threads of a warp on different banks.
+HGG_FUNCTION int slot(int i) { return i + (i >> 3); }
+HGG_FUNCTION int part_slot(int t) { return t + t / kFan; }
+
+HGG_FUNCTION hgg_u32 group_places(const hgg_arguments& a) { return (hgg_u32)a.batch_count * (hgg_u32)a.group_total; }
+
+// A window of the flat list, and which of the two carries it starts from.
+struct Window {
+  hgg_u32 first;
+  int count;
+  int parity;
+  HGG_MEMBER bool holds(hgg_u32 flat) const { return flat - first < (hgg_u32)count; }
+  // How many of its places are groups; the others are those of surplus records.
+  HGG_MEMBER int real(const hgg_arguments& a) const {
+    const hgg_u32 groups = group_places(a);
+    return first >= groups ? 0 : (int)minimum((hgg_u32)count, groups - first);
+  }
+};
+
+HGG_FUNCTION hgg_u32 batch_of(const hgg_arguments& a, hgg_u32 flat) {
+  return a.batch_count == 1 ? 0 : flat / (hgg_u32)a.group_total;
+}
+HGG_FUNCTION hgg_u32 group_of(const hgg_arguments& a, hgg_u32 flat, hgg_u32 batch) {
+  return flat - batch * (hgg_u32)a.group_total;
+}
+HGG_FUNCTION bool is_head(const hgg_arguments& a, hgg_u32 flat) {
+  return a.batch_count == 1 ? flat == 0 : flat % (hgg_u32)a.group_total == 0;
+}
+HGG_FUNCTION hgg_u64 size_address(const hgg_arguments& a, hgg_u32 flat) {
+  const hgg_u32 batch = batch_of(a, flat);
+  return a.sizes + (hgg_u64)group_of(a, flat, batch) * (hgg_u64)a.sizes_stride +
+         (hgg_u64)batch * (hgg_u64)a.sizes_batch_stride;
+}
+
+// --- reading integers of any type: the width is a template parameter, the sign a bit to test
+
+template <class Word>
+HGG_FUNCTION bool is_aligned(hgg_u64 bits) {
+  return (bits & (sizeof(Word) - 1)) == 0;
+}
+
+// The bit that makes an integer of this type negative; 0 when none does.
+template <class Word>
+HGG_FUNCTION hgg_u64 sign_bit(hgg_i32 type) {
+  return type < HGG_U8 ? 1ull << (8 * sizeof(Word) - 1) : 0;
+}
+
+// Calls visitor.template visit<Word>() with the unsigned type that has the width of an hgg integer code.
+template <class Visitor>
+HGG_FUNCTION void with_width_of(hgg_i32 type, const Visitor& visitor) {
+  switch (type & 3) {
+    case HGG_I8: visitor.template visit<unsigned char>(); break;
+    case HGG_I16: visitor.template visit<unsigned short>(); break;
+    case HGG_I32: visitor.template visit<hgg_u32>(); break;
+    default: visitor.template visit<hgg_u64>(); break;
+  }
+}
+
+struct ReadOne {
+  hgg_u64 address;
+  hgg_i32 type;
+  hgg_i64* value;
+  template <class Word>
+  HGG_MEMBER void visit() const {
+    const hgg_u64 raw = load<Word>(address, is_aligned<Word>(address)), sign = sign_bit<Word>(type);
+    *value = raw & sign ? (hgg_i64)(raw | ~(2 * sign - 1)) : (hgg_i64)minimum(raw, (hgg_u64)kMost);
+  }
+};
+
+// One integer as int64, saturated.
+HGG_FUNCTION hgg_i64 read_integer(hgg_u64 address, hgg_i32 type) {
+  hgg_i64 value = 0;
+  with_width_of(type, ReadOne{address, type, &value});
+  return value;
+}
+
+// --- the steps of a window, one phase each
+
+// [0, R + 1] for a size, [0, R] for an offset; marked when it is wrong whatever stands before it.
+HGG_FUNCTION hgg_u64 limited(hgg_u64 raw, hgg_u64 sign, hgg_u64 extent, bool offsets) {
+  if (raw & sign) return kWrong;
+  if (raw <= extent) return raw;
+  return offsets ? extent | kWrong : extent + 1;
+}
+
+struct LoadWindow {
+  const hgg_arguments* a;
+  ScanShared* shared;
+  Window window;
+  int t;
+
+  HGG_MEMBER void keep(int i, hgg_u64 value) const {
+    shared->value[slot(i)] = value | (is_head(*a, window.first + i) ? kHead : 0);
+  }
+
+  template <class Word>
+  HGG_MEMBER void visit() const {
+    const hgg_u64 extent = (hgg_u64)a->ragged_extent, sign = sign_bit<Word>(a->sizes_type);
+    const bool offsets = a->sizes_kind == HGG_SIZES_OFFSETS;
+    const hgg_u64 stride = (hgg_u64)a->sizes_stride;
+    const int real = window.real(*a);
+    const bool flat = a->batch_count == 1 || a->sizes_batch_stride == a->sizes_stride * a->group_total;
+    if (flat && is_aligned<Word>(a->sizes | stride)) {
+      // All loads first: they are in flight together.
+      Word raw[kItems];
+      HGG_UNROLL
+      for (int k = 0; k < kItems; ++k) {
+        const int i = t + k * kThreads;
+        if (i < real) raw[k] = *pointer<const Word>(a->sizes + (hgg_u64)(window.first + i) * stride);
+      }
+      HGG_UNROLL
+      for (int k = 0; k < kItems; ++k) {
+        const int i = t + k * kThreads;
+        if (i < real) keep(i, limited(raw[k], sign, extent, offsets));
+      }
+      return;
+    }
+    HGG_ROLLED
+    for (int i = t; i < real; i += kThreads) {
+      const hgg_u64 address = size_address(*a, window.first + i);
+      keep(i, limited(load<Word>(address, is_aligned<Word>(address)), sign, extent, offsets));
+    }
+  }
+};
+
+HGG_FUNCTION void load_window(const hgg_arguments& a, ScanShared& shared, const Window& window, int t) {
+  const LoadWindow loader{&a, &shared, window, t};
+  HGG_ROLLED
+  for (int i = window.real(a) + t; i < window.count; i += kThreads) shared.value[slot(i)] = kHead;
+  if (a.sizes_kind != HGG_SIZES_NONE) {
+    with_width_of(a.sizes_type, loader);
+    return;
+  }
+  HGG_ROLLED
+  for (int i = t; i < window.real(a); i += kThreads)
+    loader.keep(i, is_head(a, window.first + i) ? (hgg_u64)a.ragged_extent : 0);
+}
+
+// The prefix over two neighbours; a head forgets what came before it. 0 is the identity.
+template <bool Offsets>
+HGG_FUNCTION hgg_u64 combine(hgg_u64 before, hgg_u64 after) {
+  if (after & kHead) return after;
+  if (Offsets) return (before & kHead) | maximum(before & kValue, after);
+  return before + after;
+}
+
+// A tree, since a chain of 64-bit additions and selections is what would take the time here.
+template <bool Offsets, int Count>
+HGG_FUNCTION hgg_u64 combine_all(hgg_u64 (&x)[Count]) {
+  HGG_UNROLL
+  for (int width = 1; width < Count; width *= 2) {
+    HGG_UNROLL
+    for (int i = 0; i + width < Count; i += 2 * width) x[i] = combine<Offsets>(x[i], x[i + width]);
+  }
+  return x[0];
+}
+
+HGG_FUNCTION int items_of(const Window& window) { return ceiling(window.count, kThreads); }
+
+template <bool Offsets>
+HGG_FUNCTION void sum_items(ScanShared& shared, const Window& window, int t) {
+  const int items = items_of(window);
+  hgg_u64 sum = 0;
+  for (int i = t * items; i < minimum((t + 1) * items, window.count); ++i)
+    sum = combine<Offsets>(sum, shared.value[slot(i)] & ~kWrong);
+  shared.part[part_slot(t)] = sum;
+}
+
+template <bool Offsets>
+HGG_FUNCTION void sum_segments(ScanShared& shared, int t) {
+  if (t >= kSegments) return;
+  hgg_u64 x[kFan];
+  HGG_UNROLL
+  for (int i = 0; i < kFan; ++i) x[i] = shared.part[part_slot(t * kFan + i)];
+  shared.segment[t] = combine_all<Offsets>(x);
+}
+
+// Replaces the limited sizes by inclusive prefixes and finds faults.
+template <bool Offsets>
+HGG_FUNCTION void walk_items(const hgg_arguments& a, ScanShared& shared, const Window& window, int t) {
+  const int items = items_of(window);
+  if (t * items >= window.count) return;
+  hgg_u64 x[kSegments], y[kFan];
+  HGG_UNROLL
+  for (int i = 0; i < kSegments; ++i) x[i] = i < t / kFan ? shared.segment[i] : 0;
+  HGG_UNROLL
+  for (int i = 0; i < kFan; ++i) y[i] = i < t % kFan ? shared.part[part_slot(t - t % kFan + i)] : 0;
+  hgg_u64 prefix = combine<Offsets>(combine_all<Offsets>(x), combine_all<Offsets>(y));
+  // The very first group of all is a head, so the carry of the first window is never looked at.
+  if (window.first != 0) prefix = combine<Offsets>(shared.carry[window.parity] & kValue, prefix);
+  prefix &= kValue;
+  const hgg_u64 extent = (hgg_u64)a.ragged_extent;
+  for (int i = t * items; i < minimum((t + 1) * items, window.count); ++i) {
+    const hgg_u64 own = shared.value[slot(i)];
+    const hgg_u64 before = own & kHead ? 0 : prefix;
+    prefix = Offsets ? maximum(before, own & kValue) : before + (own & kValue);
+    const bool wrong = Offsets ? (own & kValue) < before : prefix > extent && before <= extent;
+    if (wrong || (own & kWrong)) atomic_min(&shared.fault, window.first + i);
+    shared.value[slot(i)] = prefix;
+    if (i == window.count - 1) shared.carry[1 - window.parity] = prefix;
+  }
+}
+
+// --- what a window's consumers ask
+
+HGG_FUNCTION hgg_u64 before_group(const ScanShared& shared, const Window& window, hgg_u32 flat, bool head) {
+  if (head) return 0;
+  return flat == window.first ? shared.carry[window.parity] : shared.value[slot((int)(flat - window.first) - 1)];
+}
+
+struct Rows {
+  hgg_i64 start;
+  hgg_i64 end;
+};
+
+HGG_FUNCTION Rows rows_of(const hgg_arguments& a, const ScanShared& shared, const Window& window, hgg_u32 flat,
+                          bool head) {
+  const hgg_u64 extent = (hgg_u64)a.ragged_extent;
+  return Rows{(hgg_i64)minimum(before_group(shared, window, flat, head), extent),
+              (hgg_i64)minimum(shared.value[slot((int)(flat - window.first))], extent)};
+}
+
+// Writes a computed group's rows where they are asked for.
+HGG_FUNCTION void write_rows(const hgg_arguments& a, hgg_u32 batch, hgg_u32 local, const Rows& rows) {
+  const hgg_u64 problem = (hgg_u64)batch * (hgg_u32)a.group_count + local;
+  if (a.starts) pointer<hgg_i64>(a.starts)[problem] = rows.start;
+  if (a.ends) pointer<hgg_i64>(a.ends)[problem] = rows.end;
+  if (!a.cover) return;
+  if (local == 0) pointer<hgg_i64>(a.cover)[2 * (hgg_u64)batch] = rows.start;
+  if (local == (hgg_u32)a.group_count - 1) pointer<hgg_i64>(a.cover)[2 * (hgg_u64)batch + 1] = rows.end;
+}
+
+// With no group at all nothing is covered.
+HGG_FUNCTION void write_empty_cover(const hgg_arguments& a, int t) {
+  if (a.group_count != 0 || !a.cover || block_index() != 0) return;
+  for (hgg_u64 i = t; i < 2 * (hgg_u64)a.batch_count; i += kThreads) pointer<hgg_i64>(a.cover)[i] = 0;
+}
+
+// --- group_offset and the fault
+
+HGG_FUNCTION void open_scan(const hgg_arguments& a, ScanShared& shared, int t) {
+  write_empty_cover(a, t);
+  if (t == 0) shared.fault = kNoFault;
+  if (t != kThreads - 1) return;
+  const hgg_i64 given =
+      a.group_offset ? read_integer(a.group_offset, a.group_offset_type) : a.group_offset_value;
+  const hgg_i64 most = a.group_total - a.group_count;
+  shared.offset = maximum((hgg_i64)0, minimum(given, most));
+  shared.bad_offset = given != shared.offset;
+  hgg_fault* fault = pointer<hgg_fault>(a.fault);
+  if (shared.bad_offset && block_index() == 0 && fault && fault->kind == HGG_FAULT_NONE)
+    *fault = hgg_fault{HGG_FAULT_GROUP_OFFSET, 0, 0, given, most};
+}
+
+// wanted and left of the fault, while its window is at hand.
+HGG_FUNCTION void describe_fault(const hgg_arguments& a, ScanShared& shared, const Window& window) {
+  const hgg_u32 flat = shared.fault;
+  const hgg_i64 before = (hgg_i64)before_group(shared, window, flat, is_head(a, flat));
+  const hgg_i64 raw = read_integer(size_address(a, flat), a.sizes_type);
+  shared.left = a.ragged_extent - before;
+  if (a.sizes_kind == HGG_SIZES_OFFSETS) {
+    shared.kind = HGG_FAULT_OFFSETS;
+    shared.wanted = raw < kLeast + before ? kLeast : raw - before;
+  } else {
+    shared.kind = raw < 0 ? HGG_FAULT_NEGATIVE : HGG_FAULT_PAST_END;
+    shared.wanted = raw;
+  }
+}
+
+// A block's share of a flat list of `count` entries: eight at a time, so that the records of different blocks do not share
+// a 32-byte sector.
+struct Share {
+  hgg_u32 first;
+  hgg_u32 end;
+};
+
+HGG_FUNCTION Share share_of(hgg_u32 count) {
+  const hgg_u64 each = ceiling(ceiling((hgg_u64)count, (hgg_u64)grid_size()), (hgg_u64)8) * 8;
+  const hgg_u64 first = minimum((hgg_u64)block_index() * each, (hgg_u64)count);
+  return Share{(hgg_u32)first, (hgg_u32)minimum(first + each, (hgg_u64)count)};
+}
+
+// The flat index at which a block has to start scanning for its share: where its first group's batch starts.
+HGG_FUNCTION hgg_u32 scan_start(const hgg_arguments& a, hgg_u32 flat) {
+  return batch_of(a, flat) * (hgg_u32)a.group_total;
+}
+
+HGG_FUNCTION void report_fault(const hgg_arguments& a, const ScanShared& shared) {
+  hgg_fault* fault = pointer<hgg_fault>(a.fault);
+  if (fault->kind != HGG_FAULT_NONE) return;
+  const hgg_u32 batch = batch_of(a, shared.fault);
+  *fault = hgg_fault{shared.kind, (hgg_i32)batch, group_of(a, shared.fault, batch), shared.wanted, shared.left};
+}
+
+// Walks [from, to) of the flat list; `from` starts a batch. consumer.window(window) runs phases of its own after each
+// window. Then the fault, if there is one, is written down, once over all blocks: by the block that has it in its share,
+// if no batch before `from` has one. That is looked up only now, in a second walk, since faults are rare.
+template <class Consumer>
+HGG_FUNCTION void scan(const hgg_arguments& a, ScanShared& shared, hgg_u32 from, hgg_u32 to, const Share& share,
+                       Consumer& consumer) {
+  const bool offsets = a.sizes_kind == HGG_SIZES_OFFSETS;
+  Window window{from, 0, 0};
+  bool opening = true, checking = false;
+  HGG_ROLLED
+  for (;;) {
+    window.count = (int)minimum(to - window.first, (hgg_u32)kWindow);
+    HGG_PHASE(t) {
+      if (opening) open_scan(a, shared, t);
+      load_window(a, shared, window, t);
+    }
+    opening = false;
+    HGG_PHASE(t) {
+      if (offsets) sum_items<true>(shared, window, t);
+      else sum_items<false>(shared, window, t);
+    }
+    HGG_PHASE(t) {
+      if (offsets) sum_segments<true>(shared, t);
+      else sum_segments<false>(shared, t);
+    }
+    HGG_PHASE(t) {
+      if (offsets) walk_items<true>(a, shared, window, t);
+      else walk_items<false>(a, shared, window, t);
+    }
+    const hgg_u32 fault = shared.fault;
+    if (window.holds(fault)) {
+      if (checking) return;
+      HGG_PHASE(t) {
+        if (t == 0) describe_fault(a, shared, window);
+      }
+    }
+    if (!checking) consumer.window(window);
+    window.first += window.count;
+    window.parity ^= 1;
+    if (window.first < to) continue;
+    if (checking) break;
+    if (!a.fault || fault < share.first || fault >= share.end || shared.bad_offset) return;
+    if (from == 0) break;
+    checking = true;
+    window = Window{0, 0, 0};
+    to = from;
+  }
+  HGG_PHASE(t) {
+    if (t == 0) report_fault(a, shared);
+  }
+}
+
+}  // namespace hgg
+
+#endif

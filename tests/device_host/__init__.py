@@ -1,0 +1,1 @@
+"""The device kernels' test bench: layouts, random cases, an independent model, the host build."""
