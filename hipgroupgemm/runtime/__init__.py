@@ -7,7 +7,7 @@ Nothing heavy is imported here; a runtime's bindings are imported when it is fir
 from __future__ import annotations
 
 import os
-import threading
+from _thread import RLock
 from typing import TYPE_CHECKING
 
 from .errors import CompileError, DeviceError, DeviceMemoryError, ForkedProcessError, RuntimeUnavailable
@@ -36,7 +36,7 @@ _DRIVER_LIBRARIES = {"cuda": "libcuda.so", "rocm": "libamdhip64.so"}
 
 _runtimes: dict[str, Runtime] = {}
 _forked_with: set[str] = set()  # kinds that a parent process had initialised before it forked this one
-_lock = threading.RLock()  # re-entrant: bindings may fork helpers while they initialise under it
+_lock = RLock()  # re-entrant: bindings may fork helpers while they initialise under it
 
 
 def get_runtime(kind: str) -> Runtime:

@@ -126,7 +126,9 @@ class CompileCache:
             return False
         temporary = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for directory in (path.parent.parent.parent, path.parent.parent, path.parent):
+                # for the user alone: who can write here can run code in the user's processes
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(_MAGIC + self._digest(key, code))

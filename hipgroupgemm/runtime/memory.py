@@ -8,6 +8,7 @@ what is released for the next request on the same stream.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections import deque
@@ -126,6 +127,38 @@ class Buffer:
 def allocate(runtime: Runtime, nbytes: int, device: int, stream: int) -> Buffer:
     """Device memory from the allocator in force; see :func:`get_allocator`."""
     return Buffer(get_allocator(runtime), nbytes, device, stream)
+
+
+class PinnedBuffer:
+    """Pinned host memory, for copies that don't wait; freed by :meth:`release` or when forgotten.
+
+    Copies from or to it must have finished by then: record an event behind them and wait for that.
+
+    Attributes:
+        ptr: host address, 0 for 0 bytes.
+        nbytes: size.
+        view: the memory as a writable memoryview of bytes (``numpy.frombuffer`` takes it); invalid after release.
+    """
+
+    __slots__ = ("device", "nbytes", "ptr", "runtime", "view")
+
+    def __init__(self, runtime: Runtime, nbytes: int, device: int) -> None:
+        self.ptr = 0
+        self.runtime = runtime
+        self.device = device
+        self.nbytes = nbytes
+        self.ptr = runtime.host_malloc(nbytes, device)
+        self.view = memoryview((ctypes.c_ubyte * nbytes).from_address(self.ptr) if nbytes else b"").cast("B")
+
+    def release(self) -> None:
+        """Free the memory. A second call does nothing."""
+        ptr, self.ptr = self.ptr, 0
+        if ptr and not self.runtime._forked:
+            self.runtime.host_free(ptr, self.device)
+
+    def __del__(self) -> None:
+        if getattr(self, "ptr", 0):
+            self.release()
 
 
 def size_class(nbytes: int) -> int:
