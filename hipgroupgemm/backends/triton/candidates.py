@@ -1,0 +1,427 @@
+"""The algorithms: which tiles, stages, warps and schedules there are, which of them can run a config, and which is the best guess."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+from hipgroupgemm.backends.triton.compiler import KernelSpec, Target, element_of
+from hipgroupgemm.config import FLOAT_BYTES, Epilogue, GroupedGemmConfig, RaggedDotMode
+
+__all__ = ["Candidate", "Machine", "all_candidates", "copies_reason", "ordered", "spec_of"]
+
+_INT32 = 1 << 31
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What the choice depends on: the target, multiprocessors, and shared memory a block can get (bytes)."""
+
+    target: Target
+    multiprocessors: int
+    shared_memory: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One algorithm.
+
+    Attributes:
+        kernel: "hopper" (copy engine, warp-specialised) or "portable".
+        bm, bn, bk: the tile: rows and columns of out, and the step along k.
+        warps: that multiply. stages: of the pipeline.
+        subtiles: pieces in which a finished tile is stored. blocks: a multiprocessor.
+        swap: computes the tile's transpose, so that few rows fill the matrix unit's narrow side.
+        split: shares of k in CONTRACTING.
+        extra: further options of Triton's compile.
+    """
+
+    kernel: str
+    bm: int
+    bn: int
+    bk: int
+    warps: int
+    stages: int
+    subtiles: int = 1
+    blocks: int = 1
+    swap: bool = False
+    split: int = 1
+    extra: tuple[tuple[str, Any], ...] = ()
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Readable and unique: tma_128x256x64_w8_s4_e2_b1, ptr_32x128x64_w4_s3_swap."""
+        parts = [
+            "tma" if self.kernel == "hopper" else "ptr",
+            f"{self.bm}x{self.bn}x{self.bk}",
+            f"w{self.warps}",
+            f"s{self.stages}",
+        ]
+        if self.kernel == "hopper":
+            parts.append(f"e{self.subtiles}")
+        parts.append(f"b{self.blocks}")
+        parts += [f"{key.replace('matrix_instr_nonkdim', 'mfma').replace('waves_per_eu', 'wpe')}{value}" for key, value in self.extra]
+        if self.swap:
+            parts.append("swap")
+        if self.split > 1:
+            parts.append(f"split{self.split}")
+        return "_".join(parts)
+
+    def shared_bytes(self, operand_bytes: int, out_bytes: int) -> int:
+        """Shared memory of the hopper kernels."""
+        return self.stages * ((self.bm + self.bn) * self.bk * operand_bytes + 16) + self.bm * self.bn // self.subtiles * out_bytes + 64
+
+
+_H = functools.partial(Candidate, "hopper")
+_P = functools.partial(Candidate, "portable")
+
+_HOPPER_ROWS = (
+    # bm, bn, bk, warps, stages, subtiles, blocks
+    _H(64, 128, 64, 4, 6, 1, 1),
+    _H(64, 128, 64, 4, 4, 1, 2),
+    _H(64, 128, 64, 4, 3, 1, 2),
+    _H(64, 128, 128, 4, 4, 1, 1),
+    _H(64, 128, 128, 4, 2, 1, 2),
+    _H(64, 256, 64, 4, 4, 1, 1),
+    _H(64, 256, 64, 4, 5, 2, 1),
+    _H(64, 256, 64, 4, 2, 2, 2),
+    _H(64, 64, 128, 4, 3, 1, 2),
+    _H(64, 64, 64, 4, 6, 1, 2),
+    _H(64, 256, 128, 4, 2, 1, 1),
+    _H(128, 128, 64, 8, 6, 1, 1),
+    _H(128, 128, 64, 8, 5, 1, 1),
+    _H(128, 128, 128, 8, 3, 1, 1),
+    _H(128, 128, 64, 4, 3, 2, 2),
+    _H(128, 128, 64, 4, 2, 1, 2),
+    _H(128, 64, 64, 4, 4, 1, 2),
+    _H(128, 256, 64, 8, 4, 2, 1),
+    _H(128, 256, 64, 8, 3, 1, 1),
+    _H(256, 128, 64, 8, 4, 2, 1),
+    _H(256, 128, 64, 8, 3, 1, 1),
+)
+_HOPPER_SLABS = (
+    _H(128, 128, 16, 4, 6, 1, 2),
+    _H(128, 128, 32, 4, 4, 1, 2),
+    _H(128, 128, 32, 4, 5, 2, 2),
+    _H(128, 128, 64, 4, 2, 1, 2),
+    _H(128, 128, 64, 4, 3, 2, 2),
+    _H(64, 128, 16, 4, 4, 1, 3),
+    _H(64, 128, 32, 4, 4, 1, 3),
+    _H(64, 128, 64, 4, 2, 1, 3),
+    _H(64, 256, 32, 4, 3, 1, 2),
+    _H(64, 256, 16, 4, 4, 1, 2),
+    _H(64, 256, 64, 4, 2, 2, 2),
+    _H(128, 256, 32, 8, 5, 1, 1),
+    _H(128, 256, 16, 8, 6, 1, 1),
+    _H(128, 256, 64, 8, 3, 1, 1),
+    _H(128, 256, 64, 8, 4, 2, 1),
+    _H(256, 128, 32, 8, 5, 1, 1),
+    _H(256, 128, 64, 8, 3, 1, 1),
+    _H(256, 128, 64, 8, 4, 2, 1),
+    _H(128, 128, 64, 8, 5, 1, 1),
+)
+_PORTABLE_CUDA = (
+    _P(16, 64, 64, 4, 3, blocks=4),
+    _P(16, 128, 64, 4, 4, blocks=2),
+    _P(32, 64, 32, 4, 3, blocks=4),
+    _P(32, 128, 64, 4, 3, blocks=2),
+    _P(64, 64, 32, 4, 3, blocks=4),
+    _P(64, 128, 32, 4, 4, blocks=2),
+    _P(64, 128, 64, 4, 3, blocks=2),
+    _P(128, 128, 32, 4, 4, blocks=2),
+    _P(128, 128, 64, 8, 3, blocks=1),
+    _P(128, 256, 64, 8, 3, blocks=1),
+    _P(16, 64, 64, 4, 3, blocks=4, swap=True),
+    _P(16, 128, 64, 4, 4, blocks=2, swap=True),
+    _P(32, 128, 64, 4, 3, blocks=2, swap=True),
+    _P(32, 128, 32, 4, 3, blocks=2),
+    _P(64, 64, 16, 4, 3, blocks=4),
+)
+_PORTABLE_CUDA_SLABS = (
+    _P(64, 64, 32, 4, 3, blocks=4),
+    _P(128, 128, 32, 4, 3, blocks=2),
+    _P(128, 128, 16, 4, 3, blocks=2),
+    _P(128, 128, 64, 8, 3, blocks=1),
+    _P(64, 128, 32, 4, 3, blocks=2),
+    _P(128, 256, 32, 8, 3, blocks=1),
+    _P(64, 64, 16, 4, 3, blocks=4),
+    _P(64, 64, 32, 4, 3, blocks=4, split=4),
+    _P(64, 64, 32, 4, 3, blocks=4, split=16),
+    _P(128, 128, 32, 4, 3, blocks=2, split=4),
+    _P(128, 128, 32, 4, 3, blocks=2, split=16),
+)
+
+
+def _mfma(size: int, kpack: int = 1, waves: int = 0) -> tuple[tuple[str, Any], ...]:
+    return (("matrix_instr_nonkdim", size), ("kpack", kpack), ("waves_per_eu", waves))
+
+
+_PORTABLE_ROCM = (
+    _P(16, 64, 64, 2, 2, blocks=4, extra=_mfma(16)),
+    _P(16, 128, 128, 4, 2, blocks=2, extra=_mfma(16, 2)),
+    _P(16, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2), swap=True),
+    _P(32, 64, 64, 4, 2, blocks=4, extra=_mfma(16, 2)),
+    _P(32, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2)),
+    _P(32, 128, 64, 4, 2, blocks=2, extra=_mfma(32, 2)),
+    _P(64, 64, 64, 4, 2, blocks=3, extra=_mfma(16, 2)),
+    _P(64, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2)),
+    _P(64, 128, 64, 4, 2, blocks=2, extra=_mfma(32, 2)),
+    _P(64, 256, 64, 8, 2, blocks=1, extra=_mfma(16, 2)),
+    _P(128, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2)),
+    _P(128, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2, 2)),
+    _P(128, 128, 32, 4, 2, blocks=2, extra=_mfma(32, 2)),
+    _P(128, 256, 64, 8, 2, blocks=1, extra=_mfma(16, 2, 2)),
+    _P(256, 128, 64, 8, 2, blocks=1, extra=_mfma(16, 2, 2)),
+    _P(256, 256, 64, 8, 2, blocks=1, extra=_mfma(16, 1, 2)),
+    _P(32, 64, 16, 4, 2, blocks=4, extra=_mfma(16)),
+    _P(64, 64, 16, 4, 2, blocks=4, extra=_mfma(16)),
+)
+_PORTABLE_ROCM_SLABS = (
+    _P(64, 64, 32, 4, 2, blocks=4, extra=_mfma(16, 2)),
+    _P(64, 64, 64, 4, 2, blocks=3, extra=_mfma(16, 2)),
+    _P(64, 128, 32, 4, 2, blocks=2, extra=_mfma(16, 2)),
+    _P(128, 128, 32, 4, 2, blocks=2, extra=_mfma(16, 2)),
+    _P(128, 128, 32, 4, 2, blocks=2, extra=_mfma(32, 2)),
+    _P(128, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2)),
+    _P(128, 128, 64, 8, 2, blocks=1, extra=_mfma(16, 2, 2)),
+    _P(128, 256, 32, 8, 2, blocks=1, extra=_mfma(16, 2, 2)),
+    _P(256, 256, 32, 8, 2, blocks=1, extra=_mfma(16, 1, 2)),
+    _P(64, 64, 16, 4, 2, blocks=4, extra=_mfma(16)),
+    _P(64, 64, 32, 4, 2, blocks=4, extra=_mfma(16, 2), split=4),
+    _P(128, 128, 32, 4, 2, blocks=2, extra=_mfma(16, 2), split=8),
+)
+
+
+def all_candidates(mode: RaggedDotMode, target: Target) -> tuple[Candidate, ...]:
+    """Every candidate of a mode on a target; its place here is its index."""
+    slabs = mode is RaggedDotMode.CONTRACTING
+    if target.backend != "cuda":
+        return _PORTABLE_ROCM_SLABS if slabs else _PORTABLE_ROCM
+    portable = _PORTABLE_CUDA_SLABS if slabs else _PORTABLE_CUDA
+    if target.architecture != 90:
+        return portable
+    return (*(_HOPPER_SLABS if slabs else _HOPPER_ROWS), *portable)
+
+
+# ---- which can run a config --------------------------------------------------------------------------------------------------
+
+
+def copies_reason(config: GroupedGemmConfig, target: Target) -> str | None:
+    """Why the copy engine's kernels cannot run this config on this target, or None."""
+    c = config
+    if target.backend != "cuda" or target.architecture != 90:
+        return f"{target.name} is not sm_90"
+    if c.type_a != c.type_b or c.type_a not in ("bfloat16", "float16"):
+        return f"operands are {c.type_a} and {c.type_b}, not both bf16 or fp16"
+    if c.beta or c.epilogue is not Epilogue.DEFAULT:
+        return "beta or a bias"
+    if 0 in (c.m, c.n, c.k, c.batch_count, c.group_count):
+        return "an extent is 0"
+    operands = [
+        ("lhs", c.lhs_inner_stride, c.lhs_leading_dim_stride, c.lhs_batch_stride, c.lhs_alignment, c.m if c.trans_a else c.k),
+        ("rhs", c.rhs_inner_stride, c.rhs_leading_dim_stride, c.rhs_batch_stride, c.rhs_alignment, c.k if c.trans_b else c.n),
+        ("out", c.output_inner_stride, c.output_leading_dim_stride, c.output_batch_stride, c.output_alignment, c.n),
+    ]
+    for name, inner, leading, batch, alignment, extent in operands:
+        if inner != 1:
+            return f"{name}'s inner stride is {inner}"
+        if alignment < 16:
+            return f"{name} is aligned to {alignment} bytes, not 16"
+        if leading < extent or leading * 4 >= 1 << 40 or batch * 4 >= 1 << 40:
+            return f"{name}'s strides are out of the copy engine's range"
+        if c.batch_count > 1 and batch == 0:
+            return f"{name} is the same in all batches"
+    if not c.must_swap_operands:
+        return "out is not row-major"
+    if c.ragged_mode is RaggedDotMode.NON_CONTRACTING and c.group_count > 1 and not 0 < c.stride_group_dim < 1 << 38:
+        return "rhs's group stride is out of the copy engine's range"
+    if c.ragged_extent >= _INT32 - 1024:
+        return "the ragged extent is 2^31 or more"
+    if c.ragged_mode is RaggedDotMode.CONTRACTING:
+        if not c.trans_a or c.trans_b:
+            return "an operand's ragged axis is its contiguous one"
+    elif c.trans_a:
+        return "lhs's ragged axis is its contiguous one"
+    return None
+
+
+def _fits(candidate: Candidate, config: GroupedGemmConfig, machine: Machine) -> bool:
+    size, out_size = max(FLOAT_BYTES[config.type_a], FLOAT_BYTES[config.type_b]), FLOAT_BYTES[config.type_d]
+    if candidate.kernel == "hopper":
+        return candidate.blocks * (candidate.shared_bytes(2, out_size) + 1024) <= machine.shared_memory + 1024
+    if size == 4:
+        # float32 products run on the plain units: small tiles, so that the accumulators stay in registers
+        return candidate.bm * candidate.bn <= 64 * 128 and candidate.bk <= 32 and not candidate.swap
+    if machine.target.backend == "hip" and machine.target.architecture != "gfx950":  # 64 KiB of LDS
+        return (candidate.bm + candidate.bn) * candidate.bk * size * max(candidate.stages - 1, 1) <= 64 * 1024
+    return (candidate.bm + candidate.bn) * candidate.bk * size * candidate.stages <= machine.shared_memory
+
+
+def ordered(config: GroupedGemmConfig, machine: Machine) -> list[tuple[int, Candidate]]:
+    """(index, candidate) of all that can run the config, the best guess first."""
+    copies = copies_reason(config, machine.target) is None
+    found = [
+        (index, candidate)
+        for index, candidate in enumerate(all_candidates(config.ragged_mode, machine.target))
+        if (copies or candidate.kernel != "hopper") and _fits(candidate, config, machine)
+    ]
+    return sorted(found, key=lambda pair: (_estimate(pair[1], config, machine), pair[0]))
+
+
+# ---- the best guess ----------------------------------------------------------------------------------------------------------
+
+
+def _estimate(candidate: Candidate, config: GroupedGemmConfig, machine: Machine) -> float:
+    """A cost to compare candidates by, in tile steps of one multiprocessor; not a time."""
+    c, k = config, candidate
+    groups = max(c.group_count, 1)
+    if c.ragged_mode is RaggedDotMode.CONTRACTING:
+        rows, depth, problems = c.m, c.k / groups, groups * max(c.batch_count, 1)
+    elif c.ragged_mode is RaggedDotMode.BATCH:
+        rows, depth, problems = c.m, float(c.k), max(c.batch_count, 1)
+    else:
+        rows, depth, problems = max(c.m / groups, 1), float(c.k), groups * max(c.batch_count, 1)
+    tiles = problems * math.ceil(rows / k.bm) * math.ceil(max(c.n, 1) / k.bn) * k.split
+    steps = math.ceil(max(depth / k.split, 1) / k.bk)
+    slots = machine.multiprocessors * k.blocks
+    waves = tiles / slots if tiles > 4 * slots else math.ceil(tiles / slots)
+    valid = min(rows, k.bm)
+    math_cost = max(k.bm, 64 if k.kernel == "hopper" else 16) * k.bn * k.bk / (128 * 128 * 64)
+    move_cost = (valid * k.bk + k.bn * k.bk) / (256 * 64) * 1.2
+    out_cost = valid * k.bn / (128 * 128) * 1.5
+    per_tile = steps * max(math_cost, move_cost) + out_cost + 0.6 / k.blocks
+    penalty = 1.0 if k.kernel == "hopper" else 1.6
+    if k.split > 1:
+        penalty *= 1.0 + 0.3 * k.split * (tiles // k.split > slots)
+    return waves * per_tile * k.blocks * penalty
+
+
+# ---- the kernel's specialisation ---------------------------------------------------------------------------------------------
+
+
+def spec_of(candidate: Candidate, config: GroupedGemmConfig, machine: Machine, *, programmatic: bool = True) -> KernelSpec:
+    """The specialisation that runs a config (a plan's key) with a candidate."""
+    if candidate.kernel == "hopper":
+        return _hopper_spec(candidate, config, machine, programmatic)
+    return _portable_spec(candidate, config, machine)
+
+
+def _hopper_spec(k: Candidate, c: GroupedGemmConfig, machine: Machine, programmatic: bool) -> KernelSpec:
+    element, out = element_of(c.type_a), element_of(c.type_d)
+    constants: dict[str, Any] = {
+        "BM": k.bm,
+        "BN": k.bn,
+        "BK": k.bk,
+        "STAGES": k.stages,
+        "WARPS": k.warps,
+        # an instruction as wide as the tile, unless its accumulators alone would take all registers that several blocks leave a thread
+        "MMA_N": min(k.bn, (256, 128, 64)[k.blocks - 1]),
+        "SUBTILES": k.subtiles,
+    }
+    boxes: dict[str, Any] = {"out": ("desc", out, (1, 1, k.bm, k.bn // k.subtiles))}
+    if c.ragged_mode is RaggedDotMode.CONTRACTING:
+        function = "contracting"
+        boxes["lhs"] = ("desc", element, (1, 1, k.bk, k.bm))
+        boxes["rhs"] = ("desc", element, (1, 1, k.bk, k.bn))
+        scalars = {"starts": "*i64", "ends": "*i64"}
+        scalars.update(dict.fromkeys(("rows", "columns", "groups", "batches", "scans", "window", "active"), "i32"))
+        constants["PROGRAMMATIC"] = programmatic
+    else:
+        function = "non_contracting"
+        boxes["lhs"] = ("desc", element, (1, 1, k.bm, k.bk))
+        boxes["rhs"] = ("desc", element, (1, 1, k.bn, k.bk) if c.trans_b else (1, 1, k.bk, k.bn))
+        scalars = {"tiles": "*i32", "tile_count": "*i32", "cover": "*i64"}
+        scalars.update(dict.fromkeys(("rows_total", "columns", "depth", "groups", "batches", "scans", "window", "zero_tail"), "i32"))
+        table = c.ragged_mode is RaggedDotMode.NON_CONTRACTING
+        constants.update(RHS_K_INNER=c.trans_b, TABLE=table, PROGRAMMATIC=programmatic and table)
+    signature = {"lhs": boxes["lhs"], "rhs": boxes["rhs"], "out": boxes["out"], **scalars, "alpha": "fp32"}
+    signature.update(dict.fromkeys(constants, "constexpr"))
+    options: dict[str, Any] = {"num_warps": k.warps}
+    # for the multiplying warps and one more group of four, which has the copying warp; what that gives up, the others get
+    options["maxnreg"] = min(65536 // (k.blocks * (k.warps + 4) * 32) // 8 * 8, 136 if k.warps == 4 else 168)
+    return KernelSpec("hopper", function, tuple(signature.items()), tuple(constants.items()), (), tuple(options.items()), machine.target)
+
+
+_STRIDES = {
+    False: ("lhs_b", "lhs_m", "lhs_k", "rhs_g", "rhs_b", "rhs_k", "rhs_n", "out_b", "out_m", "out_n", "c_b", "c_m", "c_n"),
+    True: ("lhs_b", "lhs_m", "lhs_k", "rhs_b", "rhs_k", "rhs_n", "out_g", "out_b", "out_m", "out_n", "c_g", "c_b", "c_m", "c_n"),
+}
+
+
+def _portable_spec(k: Candidate, c: GroupedGemmConfig, machine: Machine) -> KernelSpec:
+    slabs = c.ragged_mode is RaggedDotMode.CONTRACTING
+    a, b, d = (f"*{element_of(t)}" for t in (c.type_a, c.type_b, c.type_d))
+    wide = c.type_a != c.type_b
+    precision = "tf32" if c.compute_type == "tf32" else "ieee"
+    constants: dict[str, Any] = {"BM": k.bm, "BN": k.bn, "BK": k.bk}
+    signature: dict[str, Any]
+    if slabs:
+        function = "contracting"
+        constants.update(SPLIT=k.split, WIDE=wide, HAS_C=bool(c.beta), PRECISION=precision)
+        signature = {"lhs": a, "rhs": b, "out": d, "c": d, "starts": "*i64", "ends": "*i64", "parts": "*fp32"}
+        scalars: tuple[str, ...] = ("rows", "columns", "groups", "batches", "scans", "window", "active")
+        tail: tuple[str, ...] = ()
+    else:
+        function = "non_contracting"
+        table = c.ragged_mode is RaggedDotMode.NON_CONTRACTING
+        bias = c.epilogue is Epilogue.BIAS
+        constants.update(TABLE=table, WIDE=wide, EVEN_K=c.k % k.bk == 0, HAS_C=bool(c.beta), HAS_BIAS=bias)
+        constants.update(SWAP=k.swap, PRECISION=precision)
+        signature = {"lhs": a, "rhs": b, "out": d, "c": d, "bias": d, "tiles": "*i32", "tile_count": "*i32", "cover": "*i64"}
+        signature["rows_total"] = "i64"
+        scalars = ("columns", "depth", "groups", "batches", "scans", "window", "zero_tail")
+        tail = ("bias_g", "bias_n")
+    signature.update(dict.fromkeys(scalars, "i32"))
+    units = {"lhs_m": c.lhs_strides[1], "lhs_k": c.lhs_strides[2], "rhs_k": c.rhs_strides[2], "rhs_n": c.rhs_strides[3]}
+    units.update(out_m=c.output_strides[2], out_n=c.output_strides[3], c_m=c.c_strides[2], c_n=c.c_strides[3])
+    divisible = {}
+    inner = {
+        "lhs": "lhs_m" if c.trans_a else "lhs_k",
+        "rhs": "rhs_k" if c.trans_b else "rhs_n",
+        "out": "out_n" if c.must_swap_operands else "out_m",
+        "c": "c_n" if c.must_swap_operands else "c_m",
+    }
+    alignments = {"lhs": c.lhs_alignment, "rhs": c.rhs_alignment, "out": c.output_alignment, "c": c.c_alignment}
+    sizes = {"lhs": c.type_a, "rhs": c.type_b, "out": c.type_d, "c": c.type_c}
+    for name in _STRIDES[slabs] + tail:
+        operand = name.split("_")[0]
+        if name == inner.get(operand) and units[name] == 1:
+            signature[name] = "constexpr"
+            constants[name] = 1
+            continue
+        signature[name] = "i64"
+        if operand in alignments and alignments[operand] == 16 and name != inner[operand]:
+            divisible[name] = 16 // FLOAT_BYTES[sizes[operand]]
+    for operand, alignment in alignments.items():
+        if alignment == 16:
+            divisible[operand] = 16
+    for name, extent in (("columns", c.n), *((("rows", c.m),) if slabs else ())):
+        if extent % 16 == 0:  # lets masks be taken whole vectors at a time
+            divisible[name] = 16
+    signature.update(alpha="fp32", beta="fp32")
+    signature.update({name: "constexpr" for name in constants if name not in signature})
+    options = {"num_warps": k.warps, "num_stages": k.stages, **dict(k.extra)}
+    return KernelSpec(
+        "portable",
+        function,
+        tuple(signature.items()),
+        tuple(constants.items()),
+        tuple(divisible.items()),
+        tuple(options.items()),
+        machine.target,
+    )
+
+
+def parts_spec(candidate: Candidate, config: GroupedGemmConfig, machine: Machine) -> KernelSpec:
+    """The specialisation that adds up a split candidate's parts."""
+    c = config
+    d = f"*{element_of(c.type_d)}"
+    signature: dict[str, Any] = {"parts": "*fp32", "out": d, "c": d}
+    signature.update(dict.fromkeys(("rows", "columns", "groups", "batches"), "i32"))
+    signature.update(dict.fromkeys(("out_g", "out_b", "out_m", "out_n", "c_g", "c_b", "c_m", "c_n"), "i64"))
+    signature.update(alpha="fp32", beta="fp32")
+    constants = {"BM": 32, "BN": 64, "SPLIT": candidate.split, "HAS_C": bool(c.beta)}
+    signature.update(dict.fromkeys(constants, "constexpr"))
+    return KernelSpec("portable", "add_parts", tuple(signature.items()), tuple(constants.items()), (), (("num_warps", 4),), machine.target)
