@@ -31,7 +31,7 @@ class Candidate:
     Attributes:
         kernel: "hopper" (copy engine, warp-specialised) or "portable".
         bm, bn, bk: the tile: rows and columns of out, and the step along k.
-        warps: that multiply. stages: of the pipeline.
+        warps: that multiply; the copy-engine kernels have one consumer of four warps or more of them. stages: of the pipeline.
         subtiles: pieces in which a finished tile is stored. blocks: a multiprocessor.
         swap: computes the tile's transpose, so that few rows fill the matrix unit's narrow side.
         split: shares of k in CONTRACTING.
@@ -82,45 +82,44 @@ _HOPPER_ROWS = (
     _H(64, 128, 64, 4, 6, 1, 1),
     _H(64, 128, 64, 4, 4, 1, 2),
     _H(64, 128, 64, 4, 3, 1, 2),
-    _H(64, 128, 128, 4, 4, 1, 1),
     _H(64, 128, 128, 4, 2, 1, 2),
     _H(64, 256, 64, 4, 4, 1, 1),
-    _H(64, 256, 64, 4, 5, 2, 1),
     _H(64, 256, 64, 4, 2, 2, 2),
-    _H(64, 64, 128, 4, 3, 1, 2),
     _H(64, 64, 64, 4, 6, 1, 2),
-    _H(64, 256, 128, 4, 2, 1, 1),
     _H(128, 128, 64, 8, 6, 1, 1),
     _H(128, 128, 64, 8, 5, 1, 1),
     _H(128, 128, 128, 8, 3, 1, 1),
     _H(128, 128, 64, 4, 3, 2, 2),
-    _H(128, 128, 64, 4, 2, 1, 2),
-    _H(128, 64, 64, 4, 4, 1, 2),
     _H(128, 256, 64, 8, 4, 2, 1),
     _H(128, 256, 64, 8, 3, 1, 1),
+    _H(192, 256, 64, 12, 3, 2, 1),
+    _H(192, 128, 64, 12, 4, 1, 1),
+    _H(192, 128, 64, 12, 5, 2, 1),
     _H(256, 128, 64, 8, 4, 2, 1),
     _H(256, 128, 64, 8, 3, 1, 1),
 )
 _HOPPER_SLABS = (
-    _H(128, 128, 16, 4, 6, 1, 2),
     _H(128, 128, 32, 4, 4, 1, 2),
     _H(128, 128, 32, 4, 5, 2, 2),
     _H(128, 128, 64, 4, 2, 1, 2),
-    _H(128, 128, 64, 4, 3, 2, 2),
-    _H(64, 128, 16, 4, 4, 1, 3),
     _H(64, 128, 32, 4, 4, 1, 3),
-    _H(64, 128, 64, 4, 2, 1, 3),
+    _H(64, 128, 16, 4, 4, 1, 3),
     _H(64, 256, 32, 4, 3, 1, 2),
-    _H(64, 256, 16, 4, 4, 1, 2),
-    _H(64, 256, 64, 4, 2, 2, 2),
     _H(128, 256, 32, 8, 5, 1, 1),
+    _H(128, 256, 32, 8, 7, 2, 1),
     _H(128, 256, 16, 8, 6, 1, 1),
     _H(128, 256, 64, 8, 3, 1, 1),
     _H(128, 256, 64, 8, 4, 2, 1),
     _H(256, 128, 32, 8, 5, 1, 1),
-    _H(256, 128, 64, 8, 3, 1, 1),
     _H(256, 128, 64, 8, 4, 2, 1),
+    _H(128, 128, 32, 8, 4, 1, 1),
     _H(128, 128, 64, 8, 5, 1, 1),
+    _H(192, 256, 64, 12, 3, 2, 1),
+    _H(192, 256, 32, 12, 4, 1, 1),
+    _H(192, 256, 32, 12, 6, 2, 1),
+    _H(192, 256, 16, 12, 6, 1, 1),
+    _H(192, 128, 32, 12, 6, 1, 1),
+    _H(192, 128, 64, 12, 4, 1, 1),
 )
 _PORTABLE_CUDA = (
     _P(16, 64, 64, 4, 3, blocks=4),
@@ -229,7 +228,7 @@ def copies_reason(config: GroupedGemmConfig, target: Target) -> str | None:
             return f"{name}'s inner stride is {inner}"
         if alignment < 16:
             return f"{name} is aligned to {alignment} bytes, not 16"
-        if leading < extent or leading * 4 >= 1 << 40 or batch * 4 >= 1 << 40:
+        if leading < extent or leading * 4 >= 1 << 35 or batch * 4 >= 1 << 40:
             return f"{name}'s strides are out of the copy engine's range"
         if c.batch_count > 1 and batch == 0:
             return f"{name} is the same in all batches"
@@ -237,8 +236,8 @@ def copies_reason(config: GroupedGemmConfig, target: Target) -> str | None:
         return "out is not row-major"
     if c.ragged_mode is RaggedDotMode.NON_CONTRACTING and c.group_count > 1 and not 0 < c.stride_group_dim < 1 << 38:
         return "rhs's group stride is out of the copy engine's range"
-    if c.ragged_extent >= _INT32 - 1024:
-        return "the ragged extent is 2^31 or more"
+    if c.ragged_extent >= 1 << 30:
+        return "the ragged extent is 2^30 or more"
     if c.ragged_mode is RaggedDotMode.CONTRACTING:
         if not c.trans_a or c.trans_b:
             return "an operand's ragged axis is its contiguous one"
@@ -310,27 +309,34 @@ def spec_of(candidate: Candidate, config: GroupedGemmConfig, machine: Machine, *
 
 def _hopper_spec(k: Candidate, c: GroupedGemmConfig, machine: Machine, programmatic: bool) -> KernelSpec:
     element, out = element_of(c.type_a), element_of(c.type_d)
+    consumers = k.warps // 4
+    height = k.bm // consumers
+    registers, spare, limit = _registers(consumers, k.blocks)
     constants: dict[str, Any] = {
         "BM": k.bm,
         "BN": k.bn,
         "BK": k.bk,
         "STAGES": k.stages,
-        "WARPS": k.warps,
+        "CONSUMERS": consumers,
         # an instruction as wide as the tile, unless its accumulators alone would take all registers that several blocks leave a thread
-        "MMA_N": min(k.bn, (256, 128, 64)[k.blocks - 1]),
+        "MMA_N": min(k.bn, (256, 128, 64)[k.blocks - 1] if consumers < 3 else 128),
         "SUBTILES": k.subtiles,
+        "REGISTERS": registers,
+        "SPARE": spare,
     }
-    boxes: dict[str, Any] = {"out": ("desc", out, (1, 1, k.bm, k.bn // k.subtiles))}
+    boxes: dict[str, Any] = {}
     if c.ragged_mode is RaggedDotMode.CONTRACTING:
         function = "contracting"
-        boxes["lhs"] = ("desc", element, (1, 1, k.bk, k.bm))
+        boxes["lhs"] = ("desc", element, (1, 1, k.bk, height))
+        boxes["out"] = ("desc", out, (1, 1, height, k.bn // k.subtiles))
         boxes["rhs"] = ("desc", element, (1, 1, k.bk, k.bn))
         scalars = {"starts": "*i64", "ends": "*i64"}
         scalars.update(dict.fromkeys(("rows", "columns", "groups", "batches", "scans", "window", "active"), "i32"))
         constants["PROGRAMMATIC"] = programmatic
     else:
         function = "non_contracting"
-        boxes["lhs"] = ("desc", element, (1, 1, k.bm, k.bk))
+        boxes["lhs"] = ("desc", element, (1, 1, 1, height, k.bk))
+        boxes["out"] = ("desc", out, (1, 1, 1, height, k.bn // k.subtiles))
         boxes["rhs"] = ("desc", element, (1, 1, k.bn, k.bk) if c.trans_b else (1, 1, k.bk, k.bn))
         scalars = {"tiles": "*i32", "tile_count": "*i32", "cover": "*i64"}
         scalars.update(dict.fromkeys(("rows_total", "columns", "depth", "groups", "batches", "scans", "window", "zero_tail"), "i32"))
@@ -338,10 +344,20 @@ def _hopper_spec(k: Candidate, c: GroupedGemmConfig, machine: Machine, programma
         constants.update(RHS_K_INNER=c.trans_b, TABLE=table, PROGRAMMATIC=programmatic and table)
     signature = {"lhs": boxes["lhs"], "rhs": boxes["rhs"], "out": boxes["out"], **scalars, "alpha": "fp32"}
     signature.update(dict.fromkeys(constants, "constexpr"))
-    options: dict[str, Any] = {"num_warps": k.warps}
-    # for the multiplying warps and one more group of four, which has the copying warp; what that gives up, the others get
-    options["maxnreg"] = min(65536 // (k.blocks * (k.warps + 4) * 32) // 8 * 8, 136 if k.warps == 4 else 168)
-    return KernelSpec("hopper", function, tuple(signature.items()), tuple(constants.items()), (), tuple(options.items()), machine.target)
+    module = "hopper_slabs" if function == "contracting" else "hopper_rows"
+    options = (("num_warps", 4), ("maxnreg", limit))
+    return KernelSpec(module, function, tuple(signature.items()), tuple(constants.items()), (), options, machine.target)
+
+
+def _registers(consumers: int, blocks: int) -> tuple[int, int, int]:
+    """Registers of a consumer's thread and of the copying warp's (whose group of four warps has as many), and of all at the start.
+
+    What the group of the copying warp gives up, the first consumer gets; it must be as many as the others have.
+    """
+    groups = consumers + 1
+    limit = min(65536 // (blocks * groups * 128) // 8 * 8, 168 if consumers > 1 else 160)
+    spare = 24 if limit < 100 or consumers == 3 else 40
+    return min((limit * groups - spare) // consumers // 8 * 8, 232), spare, limit
 
 
 _STRIDES = {

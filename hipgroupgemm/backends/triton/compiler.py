@@ -45,7 +45,7 @@ class KernelSpec(NamedTuple):
     """Everything that decides a kernel's code.
 
     Attributes:
-        module: "portable" or "hopper"; function: the kernel in it.
+        module: "portable", "hopper_rows" or "hopper_slabs"; function: the kernel in it.
         signature: (parameter, type) in the kernel's order. Types are Triton's ("i32", "*bf16"), "constexpr", or a tuple
             ("desc", element, box) for a descriptor.
         constants: (parameter, value) of the constexpr ones.
@@ -119,7 +119,8 @@ def unavailable_reason() -> str | None:
 
 @functools.lru_cache(8)
 def _source(module: str) -> str:
-    return (Path(__file__).with_name(f"{module}.py")).read_text(encoding="utf-8")
+    names = (module, "hopper_common") if module.startswith("hopper") else (module,)
+    return "\n".join(Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8") for name in names)
 
 
 _compiled: dict[KernelSpec, CompiledKernel] = {}
@@ -189,7 +190,7 @@ def _build(spec: KernelSpec) -> tuple[dict[str, Any], bytes]:
         signature = {name: _type_name(kinds[name], spec.module) for name in names}
         if [n for n in names if kinds[n] != "constexpr"] != [n for n, kind in spec.signature if kind != "constexpr"]:
             raise RuntimeError("signature: not in the kernel's order")  # the launch would mix up its parameters
-        if spec.module == "hopper":
+        if spec.module.startswith("hopper"):
             from triton.experimental.gluon._runtime import GluonASTSource
 
             source = GluonASTSource(function, signature, constants, attributes)
@@ -203,7 +204,7 @@ def _build(spec: KernelSpec) -> tuple[dict[str, Any], bytes]:
             "triton.compile",
             1,
             type(error).__name__,
-            f"{spec.module}.{spec.function} for {spec.target.name}, Triton {triton_version()}, {dict(spec.constants)}, {dict(spec.options)}",
+            f"{spec.module}.{spec.function} for {spec.target.name}, Triton {triton_version()}, {dict(spec.constants)} {dict(spec.options)}",
             str(error),
         ) from error
     metadata = result.metadata
@@ -228,7 +229,7 @@ def _type_name(kind: Any, module: str) -> str:
     if not isinstance(kind, tuple):
         return str(kind)
     _, element, box = kind
-    if module != "hopper":
+    if not module.startswith("hopper"):
         return f"tensordesc<{element}{list(box)}>"
     from triton.experimental.gluon import language as gl
 

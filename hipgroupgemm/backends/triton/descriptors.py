@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Descriptors", "layouts"]
 
-_TALLEST = 256  # hopper.TALLEST: extent of the second step over rows, no less than the tallest box
+_TALLEST = 256  # no less than the tallest box
+_FAR = 1 << 30  # hopper_common.FAR
+_ANY = 0x7FFF0000
 _ELEMENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def layouts(config: GroupedGemmConfig) -> dict[str, Layout]:
-    """(shape, strides in bytes but for the innermost) of each operand, as `hopper`'s kernels describe them."""
+    """(shape, strides in bytes but for the innermost) of each operand, as the sm_90 kernels describe them."""
     c = config
     batch = max(c.batch_count, 1)
     a, b, d = FLOAT_BYTES[c.type_a], FLOAT_BYTES[c.type_b], FLOAT_BYTES[c.type_d]
@@ -39,13 +41,12 @@ def layouts(config: GroupedGemmConfig) -> dict[str, Layout]:
             "rhs": ((batch, rows, _TALLEST, c.n), (*steps((batch, rhs_b)), rhs_k, rhs_k)),
             "out": ((c.group_count, batch, c.m, c.n), (*steps((c.group_count, out_g), (batch, out_b)), out_m)),
         }
-    rows = max(c.m, 1)
     inner, outer, step = (c.k, c.n, rhs_n) if c.trans_b else (c.n, c.k, rhs_k)
     groups = c.group_count if c.ragged_mode is RaggedDotMode.NON_CONTRACTING else 1
     return {
-        "lhs": ((batch, rows + 1, _TALLEST, c.k), (*steps((batch, lhs_b)), lhs_m, lhs_m)),
+        "lhs": ((batch, _ANY, _ANY, _FAR, c.k), (*steps((batch, lhs_b)), (1 << 35) - lhs_m, lhs_m, lhs_m)),
         "rhs": ((groups, batch, outer, inner), (*steps((groups, rhs_g), (batch, rhs_b)), step)),
-        "out": ((batch, rows + 1, _TALLEST, c.n), (*steps((batch, out_b)), out_m, out_m)),
+        "out": ((batch, _ANY, _ANY, _FAR, c.n), (*steps((batch, out_b)), (1 << 35) - out_m, out_m, out_m)),
     }
 
 
@@ -61,7 +62,6 @@ class Descriptors:
         self._layouts: dict[str, Layout] = {}
         self._config: GroupedGemmConfig | None = None
         self._addresses: dict[str, int] = {}
-        self._rows = ("lhs", "out") if config.ragged_mode is not RaggedDotMode.CONTRACTING else ()
         any_runtime: Any = runtime
         for name, (box, swizzle) in zip(types, kernel.boxes, strict=True):
             encoder = TensorMapEncoder(any_runtime, _ELEMENTS[types[name]], box, swizzle=swizzle)
@@ -79,11 +79,10 @@ class Descriptors:
                 continue
             encoder, into, index = self._encoders[name]
             shape, strides = self._layouts[name]
-            base = address - _TALLEST * strides[2] if name in self._rows else address
             if name in self._addresses:
-                encoder.replace_address(into, base)
+                encoder.replace_address(into, address)
             else:
-                encoder.encode(into, base, shape, strides)
+                encoder.encode(into, address, shape, strides)
                 rank = len(shape)
                 size = encoder.itemsize
                 for i in range(rank):

@@ -10,7 +10,7 @@ zeros in both operands: a zero in only one of them would let the other's NaN thr
 
 # Triton needs its kernels' parameters named as they are used, and annotations that are Triton's own.
 # mypy: ignore-errors
-# ruff: noqa: SIM102, RUF005, RUF059
+# ruff: noqa: SIM102
 
 import triton
 import triton.language as tl
