@@ -32,7 +32,7 @@ class Candidate:
         kernel: "hopper" (copy engine, warp-specialised) or "portable".
         bm, bn, bk: the tile: rows and columns of out, and the step along k.
         warps: that multiply; the copy-engine kernels have one consumer of four warps or more of them. stages: of the pipeline.
-        subtiles: pieces in which a finished tile is stored. blocks: a multiprocessor.
+        subtiles: pieces in which a finished tile is stored. buffers: that they go through. blocks: a multiprocessor.
         swap: computes the tile's transpose, so that few rows fill the matrix unit's narrow side.
         split: shares of k in CONTRACTING.
         extra: further options of Triton's compile.
@@ -48,6 +48,7 @@ class Candidate:
     blocks: int = 1
     swap: bool = False
     split: int = 1
+    buffers: int = 1
     extra: tuple[tuple[str, Any], ...] = ()
 
     @functools.cached_property
@@ -60,7 +61,7 @@ class Candidate:
             f"s{self.stages}",
         ]
         if self.kernel == "hopper":
-            parts.append(f"e{self.subtiles}")
+            parts.append(f"e{self.subtiles}" + (f"x{self.buffers}" if self.buffers > 1 else ""))
         parts.append(f"b{self.blocks}")
         parts += [f"{key.replace('matrix_instr_nonkdim', 'mfma').replace('waves_per_eu', 'wpe')}{value}" for key, value in self.extra]
         if self.swap:
@@ -71,7 +72,11 @@ class Candidate:
 
     def shared_bytes(self, operand_bytes: int, out_bytes: int) -> int:
         """Shared memory of the hopper kernels."""
-        return self.stages * ((self.bm + self.bn) * self.bk * operand_bytes + 16) + self.bm * self.bn // self.subtiles * out_bytes + 64
+        return (
+            self.stages * ((self.bm + self.bn) * self.bk * operand_bytes + 16)
+            + self.bm * self.bn * self.buffers // self.subtiles * out_bytes
+            + 256
+        )
 
 
 _H = functools.partial(Candidate, "hopper")
@@ -88,37 +93,41 @@ _HOPPER_ROWS = (
     _H(64, 64, 64, 4, 6, 1, 2),
     _H(128, 128, 64, 8, 6, 1, 1),
     _H(128, 128, 64, 8, 5, 1, 1),
+    _H(128, 128, 64, 8, 6, 2, 1, buffers=2),
     _H(128, 128, 128, 8, 3, 1, 1),
     _H(128, 128, 64, 4, 3, 2, 2),
     _H(128, 256, 64, 8, 4, 2, 1),
     _H(128, 256, 64, 8, 3, 1, 1),
+    _H(128, 256, 64, 8, 3, 2, 1, buffers=2),
     _H(192, 256, 64, 12, 3, 2, 1),
     _H(192, 128, 64, 12, 4, 1, 1),
     _H(192, 128, 64, 12, 5, 2, 1),
-    _H(256, 128, 64, 8, 4, 2, 1),
-    _H(256, 128, 64, 8, 3, 1, 1),
+    _H(192, 128, 64, 12, 4, 2, 1, buffers=2),
 )
 _HOPPER_SLABS = (
     _H(128, 128, 32, 4, 4, 1, 2),
     _H(128, 128, 32, 4, 5, 2, 2),
-    _H(128, 128, 64, 4, 2, 1, 2),
     _H(64, 128, 32, 4, 4, 1, 3),
-    _H(64, 128, 16, 4, 4, 1, 3),
     _H(64, 256, 32, 4, 3, 1, 2),
     _H(128, 256, 32, 8, 5, 1, 1),
+    _H(128, 256, 32, 8, 5, 2, 1, buffers=2),
     _H(128, 256, 32, 8, 7, 2, 1),
     _H(128, 256, 16, 8, 6, 1, 1),
     _H(128, 256, 64, 8, 3, 1, 1),
     _H(128, 256, 64, 8, 4, 2, 1),
     _H(256, 128, 32, 8, 5, 1, 1),
-    _H(256, 128, 64, 8, 4, 2, 1),
     _H(128, 128, 32, 8, 4, 1, 1),
+    _H(128, 128, 32, 8, 6, 2, 1, buffers=2),
+    _H(128, 128, 32, 8, 3, 1, 2),
+    _H(128, 128, 32, 8, 3, 2, 2, buffers=2),
     _H(128, 128, 64, 8, 5, 1, 1),
+    _H(128, 128, 64, 8, 5, 2, 1, buffers=2),
     _H(192, 256, 64, 12, 3, 2, 1),
     _H(192, 256, 32, 12, 4, 1, 1),
+    _H(192, 256, 32, 12, 4, 2, 1, buffers=2),
     _H(192, 256, 32, 12, 6, 2, 1),
-    _H(192, 256, 16, 12, 6, 1, 1),
     _H(192, 128, 32, 12, 6, 1, 1),
+    _H(192, 128, 32, 12, 6, 2, 1, buffers=2),
     _H(192, 128, 64, 12, 4, 1, 1),
 )
 _PORTABLE_CUDA = (
@@ -319,8 +328,9 @@ def _hopper_spec(k: Candidate, c: GroupedGemmConfig, machine: Machine, programma
         "STAGES": k.stages,
         "CONSUMERS": consumers,
         # an instruction as wide as the tile, unless its accumulators alone would take all registers that several blocks leave a thread
-        "MMA_N": min(k.bn, (256, 128, 64)[k.blocks - 1] if consumers < 3 else 128),
+        "MMA_N": min(k.bn, 256 if limit >= 160 else 128 if limit >= 96 else 64),
         "SUBTILES": k.subtiles,
+        "BUFFERS": k.buffers,
         "REGISTERS": registers,
         "SPARE": spare,
     }

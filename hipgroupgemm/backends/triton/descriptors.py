@@ -64,7 +64,7 @@ class Descriptors:
         self._addresses: dict[str, int] = {}
         any_runtime: Any = runtime
         for name, (box, swizzle) in zip(types, kernel.boxes, strict=True):
-            encoder = TensorMapEncoder(any_runtime, _ELEMENTS[types[name]], box, swizzle=swizzle)
+            encoder = TensorMapEncoder(any_runtime, _ELEMENTS[types[name]], box, swizzle=swizzle, l2_promotion=256)
             index = parameters.index(name)
             self._encoders[name] = (encoder, parameters.blob_address(index), index)
 

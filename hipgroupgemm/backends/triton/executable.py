@@ -12,7 +12,7 @@ from hipgroupgemm.backends.triton.candidates import Candidate, Machine, parts_sp
 from hipgroupgemm.backends.triton.compiler import CompiledKernel, compile_kernel
 from hipgroupgemm.backends.triton.descriptors import Descriptors
 from hipgroupgemm.backends.triton.host_sizes import HostSizes
-from hipgroupgemm.backends.triton.scan import THREADS, scan_blocks, scan_function
+from hipgroupgemm.backends.triton.scan import SPECIAL, THREADS, scan_blocks, scan_function
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.groups import GroupFault
 from hipgroupgemm.runtime.base import Runtime
@@ -82,15 +82,10 @@ class TritonExecutable(Executable):
         self._scan_arguments = ScanArguments()
         if self._has_scan:
             self._scan_parameters = KernelParameters([Blob(SIZE, 8)])
-            places = self._scans * self._key.group_total
-            self._scan = runtime.prepare_launch(
-                scan_function(runtime, self._device),
-                (scan_blocks(places, self._tile_capacity), 1, 1),
-                (THREADS, 1, 1),
-                0,
-                self._stream,
-                self._scan_parameters,
-            )
+            self._scan_launches: dict[tuple[str, bool] | None, PreparedLaunch] = {}
+            self._scan = self._scan_of(None)
+            if self._scans == 1:
+                self._scan_of(("int32", False))
         kernel = compile_kernel(spec_of(candidate, self._key, self._machine))
         self._parameters = KernelParameters(kernel.kinds, kernel.names)
         self._main = self._launch_of(kernel, self._parameters, programmatic=self._programmatic)
@@ -102,6 +97,15 @@ class TritonExecutable(Executable):
             self._adder_parameters = KernelParameters(adder.kinds, adder.names)
             self._adder_index = {name: i for i, name in enumerate(adder.names)}
             self._adder = self._launch_of(adder, self._adder_parameters, programmatic=False)
+
+    def _scan_of(self, special: tuple[str, bool] | None) -> PreparedLaunch:
+        found = self._scan_launches.get(special)
+        if found is None:
+            blocks = scan_blocks(self._scans * self._key.group_total, self._tile_capacity)
+            function = scan_function(self._runtime, self._device, special)
+            found = self._runtime.prepare_launch(function, (blocks, 1, 1), (THREADS, 1, 1), 0, self._stream, self._scan_parameters)
+            self._scan_launches[special] = found
+        return found
 
     def _launch_of(self, kernel: CompiledKernel, parameters: KernelParameters, *, programmatic: bool) -> PreparedLaunch:
         module = self._runtime.load_module(kernel.code, self._device)
@@ -128,7 +132,7 @@ class TritonExecutable(Executable):
             workspace = 0 if a.workspace is None else a.workspace.pointer
             call = (a.lhs, a.rhs, a.out, a.c, a.bias, pointer, sizes.strides, sizes.dtype, a.ends, offset, a.tail, base, workspace)
             if a.config is not self._bound or call != self._last:
-                self._bind(a, call, base, pointer)
+                self._bind(a, call, base, pointer, capture)
             if self._has_scan:
                 self._scan.run()
             if self._runs:
@@ -136,7 +140,7 @@ class TritonExecutable(Executable):
                 if self._adder is not None:
                     self._adder.run()
 
-    def _bind(self, a: Arguments, call: tuple[Any, ...], base: int, sizes: int) -> None:
+    def _bind(self, a: Arguments, call: tuple[Any, ...], base: int, sizes: int, capture: int) -> None:
         """Brings all parameters up to date."""
         self._last = ()
         same_config = a.config is self._bound
@@ -146,7 +150,7 @@ class TritonExecutable(Executable):
             self._scratch_at = base
             self._fault_at.add(base + self._fault)
         if self._has_scan:
-            self._bind_scan(a, base, sizes)
+            self._bind_scan(a, base, sizes, capture)
         if self._runs:
             self._bind_operands(a, base)
         self._bound, self._last = a.config, call
@@ -193,9 +197,14 @@ class TritonExecutable(Executable):
         names.update(bias_g=c.bias_group_stride, bias_n=c.bias_inner_stride)
         return names
 
-    def _bind_scan(self, a: Arguments, base: int, sizes: int) -> None:
+    def _bind_scan(self, a: Arguments, base: int, sizes: int, capture: int) -> None:
         scan = self._scan_arguments
         on_host = a.group_sizes.device.kind == "cpu"
+        special = ("int64" if on_host else a.group_sizes.dtype.name, a.ends)
+        if self._scans > 1 or special not in SPECIAL or (capture and special not in self._scan_launches):
+            self._scan = self._scan_of(None)
+        else:
+            self._scan = self._scan_of(special)
         scan.set_scan(
             a.config,
             a if not on_host else self._host.described(a),

@@ -63,23 +63,32 @@ def copies(
 
 
 @gluon.jit
-def store_rows(out, acc, buffer, b, j, i, column, CM: gl.constexpr, BN: gl.constexpr, SUBTILES: gl.constexpr):
-    """Hands CM rows of a tile to the copy engine, in one piece or in two halves; the buffer is free when the copy has read it."""
+def store_rows(
+    out, acc, buffers, WHICH: gl.constexpr, b, j, i, column,
+    CM: gl.constexpr, BN: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr,
+):  # fmt: skip
+    """Hands CM rows of a tile to the copy engine, in one piece or in two halves.
+
+    A buffer is written again when the copy has read it: with two buffers the copy before the last one.
+    """
     if SUBTILES == 1:
+        buffer = buffers.index(WHICH * BUFFERS)
         tma.store_wait(0)
         buffer.reshape([CM, BN]).store(acc.to(buffer.dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(out, [b, FAR, j, i, column], buffer)
     else:
         left, right = acc.reshape([CM, 2, BN // 2]).permute((0, 2, 1)).split()
-        tma.store_wait(0)
+        buffer = buffers.index(WHICH * BUFFERS)
+        tma.store_wait(BUFFERS - 1)
         buffer.reshape([CM, BN // 2]).store(left.to(buffer.dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(out, [b, FAR, j, i, column], buffer)
-        tma.store_wait(0)
-        buffer.reshape([CM, BN // 2]).store(right.to(buffer.dtype))
+        second = buffers.index(WHICH * BUFFERS + BUFFERS - 1)
+        tma.store_wait(BUFFERS - 1)
+        second.reshape([CM, BN // 2]).store(right.to(second.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out, [b, FAR, j, i, column + BN // 2], buffer)
+        tma.async_copy_shared_to_global(out, [b, FAR, j, i, column + BN // 2], second)
 
 
 @gluon.jit
@@ -87,13 +96,13 @@ def products(
     out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
     a_ring, b_ring, buffers, full, empty,
     WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-    MMA_N: gl.constexpr, SUBTILES: gl.constexpr, RHS_K_INNER: gl.constexpr, TABLE: gl.constexpr, PROGRAMMATIC: gl.constexpr,
+    MMA_N: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, RHS_K_INNER: gl.constexpr, TABLE: gl.constexpr,
+    PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
     """Consumer number WHICH."""
     wait_for_scan(PROGRAMMATIC)
     CM: gl.constexpr = BM // CONSUMERS
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MMA_N, 16])
-    buffer = buffers.index(WHICH)
     column_tiles = gl.cdiv(columns, BN)
     row_tiles = row_tile_count(tile_count, rows_total, BM, TABLE)
     per = row_tiles * column_tiles
@@ -121,12 +130,13 @@ def products(
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=steps > 0)
             b = t // per + problem // groups
-            store_rows(out, acc * alpha, buffer, b, first + rows, FAR - rows + WHICH * CM, tn * BN, CM, BN, SUBTILES)
+            store_rows(out, acc * alpha, buffers, WHICH, b, first + rows, FAR - rows + WHICH * CM, tn * BN, CM, BN, SUBTILES, BUFFERS)
         else:
             skip_steps(steps, step, full, empty, STAGES)
             step += steps
     if TABLE:
         if zero_tail != 0:
+            buffer = buffers.index(WHICH * BUFFERS)
             tma.store_wait(0)
             buffer.reshape([CM, BN // SUBTILES]).store(gl.zeros([CM, BN // SUBTILES], buffer.dtype, layout))
             fence_async_shared()
@@ -154,7 +164,8 @@ def products(
 def non_contracting(
     lhs, rhs, out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, MMA_N: gl.constexpr,
-    SUBTILES: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, RHS_K_INNER: gl.constexpr, TABLE: gl.constexpr,
+    SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, RHS_K_INNER: gl.constexpr,
+    TABLE: gl.constexpr,
     PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
     """`portable.non_contracting`, with descriptors for operands.
@@ -166,7 +177,7 @@ def non_contracting(
     """
     a_ring = gl.allocate_shared_memory(lhs.dtype, [STAGES * CONSUMERS] + lhs.block_type.shape, lhs.layout)
     b_ring = gl.allocate_shared_memory(rhs.dtype, [STAGES] + rhs.block_type.shape, rhs.layout)
-    buffers = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out.block_type.shape, out.layout)
+    buffers = gl.allocate_shared_memory(out.dtype, [CONSUMERS * BUFFERS] + out.block_type.shape, out.layout)
     full, empty = make_ring(STAGES, CONSUMERS)
     # the tuples stand in place: constexpr values would not survive an assignment
     if CONSUMERS == 1:
@@ -174,7 +185,7 @@ def non_contracting(
             (products, (
                 out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
                 a_ring, b_ring, buffers, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
             )),
             (copies, (
                 lhs, rhs, tiles, tile_count, rows_total, columns, depth, groups, batches // scans, window, a_ring, b_ring, full, empty,
@@ -186,12 +197,12 @@ def non_contracting(
             (products, (
                 out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
                 a_ring, b_ring, buffers, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
             )),
             (products, (
                 out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
                 a_ring, b_ring, buffers, full, empty,
-                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
             )),
             (copies, (
                 lhs, rhs, tiles, tile_count, rows_total, columns, depth, groups, batches // scans, window, a_ring, b_ring, full, empty,
@@ -203,17 +214,17 @@ def non_contracting(
             (products, (
                 out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
                 a_ring, b_ring, buffers, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
             )),
             (products, (
                 out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
                 a_ring, b_ring, buffers, full, empty,
-                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
             )),
             (products, (
                 out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
                 a_ring, b_ring, buffers, full, empty,
-                2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
             )),
             (copies, (
                 lhs, rhs, tiles, tile_count, rows_total, columns, depth, groups, batches // scans, window, a_ring, b_ring, full, empty,

@@ -50,36 +50,44 @@ def copies(
 
 
 @gluon.jit
-def store_slab(out, acc, buffer, g, b, row, column, CM: gl.constexpr, BN: gl.constexpr, SUBTILES: gl.constexpr):
-    """Hands CM rows of a tile to the copy engine, in one piece or in two halves; the buffer is free when the copy has read it."""
+def store_slab(
+    out, acc, buffers, WHICH: gl.constexpr, g, b, row, column,
+    CM: gl.constexpr, BN: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr,
+):  # fmt: skip
+    """Hands CM rows of a tile to the copy engine, in one piece or in two halves.
+
+    A buffer is written again when the copy has read it: with two buffers the copy before the last one.
+    """
     if SUBTILES == 1:
+        buffer = buffers.index(WHICH * BUFFERS)
         tma.store_wait(0)
         buffer.reshape([CM, BN]).store(acc.to(buffer.dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(out, [g, b, row, column], buffer)
     else:
         left, right = acc.reshape([CM, 2, BN // 2]).permute((0, 2, 1)).split()
-        tma.store_wait(0)
+        buffer = buffers.index(WHICH * BUFFERS)
+        tma.store_wait(BUFFERS - 1)
         buffer.reshape([CM, BN // 2]).store(left.to(buffer.dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(out, [g, b, row, column], buffer)
-        tma.store_wait(0)
-        buffer.reshape([CM, BN // 2]).store(right.to(buffer.dtype))
+        second = buffers.index(WHICH * BUFFERS + BUFFERS - 1)
+        tma.store_wait(BUFFERS - 1)
+        second.reshape([CM, BN // 2]).store(right.to(second.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out, [g, b, row, column + BN // 2], buffer)
+        tma.async_copy_shared_to_global(out, [g, b, row, column + BN // 2], second)
 
 
 @gluon.jit
 def products(
     out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha, a_ring, b_ring, buffers, full, empty,
     WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-    MMA_N: gl.constexpr, SUBTILES: gl.constexpr, PROGRAMMATIC: gl.constexpr,
+    MMA_N: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
     """Consumer number WHICH."""
     wait_for_scan(PROGRAMMATIC)
     CM: gl.constexpr = BM // CONSUMERS
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MMA_N, 16])
-    buffer = buffers.index(WHICH)
     row_tiles = gl.cdiv(rows, BM)
     column_tiles = gl.cdiv(columns, BN)
     per = row_tiles * column_tiles
@@ -102,7 +110,7 @@ def products(
                 step += 1
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=steps > 0)
-            store_slab(out, acc * alpha, buffer, g, b, tm * BM + WHICH * CM, tn * BN, CM, BN, SUBTILES)
+            store_slab(out, acc * alpha, buffers, WHICH, g, b, tm * BM + WHICH * CM, tn * BN, CM, BN, SUBTILES, BUFFERS)
         else:
             skip_steps(steps, step, full, empty, STAGES)
             step += steps
@@ -113,7 +121,7 @@ def products(
 def contracting(
     lhs, rhs, out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, MMA_N: gl.constexpr,
-    SUBTILES: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, PROGRAMMATIC: gl.constexpr,
+    SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
     """`portable.contracting`, with descriptors for operands.
 
@@ -124,14 +132,14 @@ def contracting(
     """
     a_ring = gl.allocate_shared_memory(lhs.dtype, [STAGES * CONSUMERS] + lhs.block_type.shape, lhs.layout)
     b_ring = gl.allocate_shared_memory(rhs.dtype, [STAGES] + rhs.block_type.shape, rhs.layout)
-    buffers = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out.block_type.shape, out.layout)
+    buffers = gl.allocate_shared_memory(out.dtype, [CONSUMERS * BUFFERS] + out.block_type.shape, out.layout)
     full, empty = make_ring(STAGES, CONSUMERS)
     # the tuples stand in place: constexpr values would not survive an assignment
     if CONSUMERS == 1:
         gl.warp_specialize([
             (products, (
                 out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha, a_ring, b_ring, buffers, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, PROGRAMMATIC,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
             )),
             (copies, (
                 lhs, rhs, starts, ends, rows, columns, groups, batches, scans, window, active, a_ring, b_ring, full, empty,
@@ -142,11 +150,11 @@ def contracting(
         gl.warp_specialize([
             (products, (
                 out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha, a_ring, b_ring, buffers, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, PROGRAMMATIC,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
             )),
             (products, (
                 out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha, a_ring, b_ring, buffers, full, empty,
-                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, PROGRAMMATIC,
+                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
             )),
             (copies, (
                 lhs, rhs, starts, ends, rows, columns, groups, batches, scans, window, active, a_ring, b_ring, full, empty,
@@ -157,15 +165,15 @@ def contracting(
         gl.warp_specialize([
             (products, (
                 out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha, a_ring, b_ring, buffers, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, PROGRAMMATIC,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
             )),
             (products, (
                 out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha, a_ring, b_ring, buffers, full, empty,
-                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, PROGRAMMATIC,
+                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
             )),
             (products, (
                 out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha, a_ring, b_ring, buffers, full, empty,
-                2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, PROGRAMMATIC,
+                2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
             )),
             (copies, (
                 lhs, rhs, starts, ends, rows, columns, groups, batches, scans, window, active, a_ring, b_ring, full, empty,

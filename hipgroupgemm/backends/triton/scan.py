@@ -36,7 +36,16 @@ HGG_KERNEL hgg_scan_early(HGG_BY_VALUE hgg_arguments arguments) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
+#if defined(HGG_FIXED_TYPE)
+  // constants fold away the code for other sizes, which is most of it; a kernel that runs on a cold cache pays for every line of code
+  hgg_arguments fixed = arguments;
+  fixed.sizes_type = HGG_FIXED_TYPE;
+  fixed.sizes_kind = HGG_FIXED_KIND;
+  fixed.batch_count = 1;
+  hgg::scan_block(fixed, shared);
+#else
   hgg::scan_block(arguments, shared);
+#endif
 }
 """
 
@@ -57,10 +66,16 @@ def scan_source() -> tuple[str, dict[str, str]]:
     return _EARLY, headers
 
 
-def scan_function(runtime: Runtime, device: int) -> Function:
-    """The loaded scan kernel of a device."""
+SPECIAL = {("int32", False): (2, 1), ("int64", False): (3, 1), ("int32", True): (2, 2), ("int64", True): (3, 2)}
+"""(type of sizes, whether they are end offsets) that have kernels of their own for one scanned batch: `device/arguments.h`'s codes."""
+
+
+def scan_function(runtime: Runtime, device: int, special: tuple[str, bool] | None = None) -> Function:
+    """The loaded scan kernel of a device: for any sizes, or for one of SPECIAL."""
     source, headers = scan_source()
-    options = ("-std=c++17",)
+    options: tuple[str, ...] = ("-std=c++17",)
+    if special is not None:
+        options += tuple(f"-DHGG_FIXED_{name}={value}" for name, value in zip(("TYPE", "KIND"), SPECIAL[special], strict=True))
     module = runtime.module_from_source(source, "hgg_scan_early", options, device, headers)
     return module.get_function("hgg_scan_early")
 
