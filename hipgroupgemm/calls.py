@@ -63,6 +63,19 @@ class Operands:
         _expect("out", self.out, shape, dtype)
         return self.out
 
+    def require_memory(self) -> None:
+        """Refuses operands that have elements but no address, such as an `ArraySpec`."""
+        for name, view in (
+            ("lhs", self.lhs),
+            ("rhs", self.rhs),
+            (self.sizes_name, self.sizes),
+            ("out", self.out),
+            ("c", self.c if self.beta else None),
+            ("bias", self.bias),
+        ):
+            if view is not None and view.pointer == 0 and view.size:
+                raise ValueError(f"{name}: has shape {view.shape} but no memory (an ArraySpec?); pass an array to compute with")
+
     def take_output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Makes out where the caller gave none; refuses one that overlaps an operand."""
         if self.out is None:
@@ -82,6 +95,7 @@ class Operands:
 
     def validate_host_values(self, axes: RaggedDotAxes) -> None:
         """Refuses wrong sizes and a wrong group offset where they lie on the host; on the device they are clamped and flagged."""
+        self.require_memory()
         if self.sizes.device.kind == "cpu" and axes.mode is not RaggedDotMode.BATCH:
             fault = scan(host_array(self.sizes), axes.ragged_extent, ends=self.ends).fault
             if fault is not None:
@@ -116,7 +130,7 @@ class Operands:
             out=self.output.pointer,
             c=self.c.pointer if self.c is not None and config.beta else 0,
             bias=self.bias.pointer if self.bias is not None else 0,
-            group_sizes=self.sizes,
+            group_sizes=_sizes_of(config, self.sizes),
             ends=self.ends,
             group_offset=offset,
             tail=self.tail,
@@ -126,7 +140,12 @@ class Operands:
         )
 
     def run(self, executable: Executable, config: GroupedGemmConfig) -> None:
-        """Orders the streams, launches, and checks where asked to."""
+        """Orders the streams, launches, and checks where asked to.
+
+        Where out has no elements there is nothing to launch, unless sizes on a device may be wrong.
+        """
+        if 0 in self.output.shape and self.sizes.device.kind == "cpu":
+            return
         self._order_streams(before=True)
         executable.execute(self.arguments(config))
         self._order_streams(before=False)
@@ -149,6 +168,21 @@ class Operands:
                     continue
                 first, second = (stream, self.stream) if before else (self.stream, stream)
                 order_streams(self.device, first, second)
+
+
+def _sizes_of(config: GroupedGemmConfig, sizes: ArrayView) -> ArrayView:
+    """The sizes with the axes that backends expect: (group_total,), or (batch, group_total) where they differ by batch entry.
+
+    The caller's may have more: batch axes that merge into one, axes of length 1.
+    """
+    if sizes.ndim == 1:
+        return sizes
+    shape: tuple[int, ...] = (config.group_total,)
+    strides = sizes.strides[-1:]
+    if config.sizes_per_batch:
+        steps = [stride for extent, stride in zip(sizes.shape[:-1], sizes.strides[:-1], strict=True) if extent != 1]
+        shape, strides = (config.batch_count, *shape), (steps[-1], *strides)
+    return dataclasses.replace(sizes, shape=shape, strides=strides)
 
 
 def host_array(view: ArrayView) -> np.ndarray[Any, Any]:
@@ -243,7 +277,7 @@ def gather(
 
 def _real(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, np.floating, np.integer)):
-        if isinstance(value, numbers.Complex):
+        if isinstance(value, numbers.Complex) and not isinstance(value, bool):
             raise NotImplementedError(f"{name}={value!r}: must be real")
         raise TypeError(f"{name}: got {type(value).__name__}, wanted a real number on the host")
     result = float(value)
@@ -254,7 +288,10 @@ def _real(name: str, value: Any) -> float:
 
 def _integers(value: Any, name: str, stream: int) -> ArrayView:
     if isinstance(value, (list, tuple)):
-        value = np.asarray(value) if len(value) else np.zeros(0, np.int64)
+        try:
+            value = np.asarray(value) if len(value) else np.zeros(0, np.int64)
+        except ValueError as error:  # nested lists of different lengths
+            raise TypeError(f"{name}: got a {type(value).__name__} that is no array ({error}); wanted integers") from None
     view = arrays.view_of(value, name, stream)
     if view.dtype.kind not in "iu":
         raise TypeError(f"{name}: got {view.dtype!s}, wanted an integer type")
@@ -267,9 +304,13 @@ def _offset(value: Any, stream: int) -> int | ArrayView:
     """group_offset as a host int, or as a view where it lies on a device."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         return int(value)
+    if isinstance(value, (numbers.Number, np.generic, str)):
+        raise TypeError(f"group_offset: got {type(value).__name__}, wanted an int or an integer array of shape (1,)")
     view = _integers(value, "group_offset", stream)
     if view.shape not in ((), (1,)):
         raise TypeError(f"group_offset: got shape {view.shape}, wanted an int or shape (1,)")
+    if view.pointer == 0:
+        raise ValueError("group_offset: has no memory (an ArraySpec?); pass its value")
     return int(host_array(view).reshape(())) if view.device.kind == "cpu" else view
 
 
@@ -279,6 +320,15 @@ def _output(out: Any, stream: int) -> ArrayView:
         raise TypeError("out: JAX arrays are immutable; leave out away and use the result")
     if view.readonly:
         raise TypeError("out: is read-only; pass a writable array")
+    reach = view.dtype.itemsize
+    steps = zip(view.strides, view.shape, strict=True)
+    for stride, extent in sorted(step for step in steps if step[1] > 1) if view.size else ():
+        if stride < reach:
+            raise ValueError(
+                f"out: its elements overlap in memory, it has strides {view.strides} (bytes) for shape {view.shape}; "
+                "pass an array of its own, not a broadcast or sliding view"
+            )
+        reach += stride * (extent - 1)
     return view
 
 

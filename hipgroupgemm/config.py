@@ -157,9 +157,9 @@ class GroupedGemmConfig:
     def key(self, capacity: int | None = None) -> GroupedGemmConfig:
         """What plans, compiled kernels and stored tuning results are looked up by: this config with what may vary a call removed.
 
-        The ragged extent is raised to `capacity` (default: its own, `capacity_of`), and so are the strides that follow from it in a
-        packed operand; alpha becomes 1; beta becomes 1 where it is not 0, and where it is 0 c takes out's layout, being never read.
-        Two problems with equal keys can be run by one plan.
+        The ragged extent is raised to `capacity` (default: its own, `capacity_of`), and with it the strides of axes that lie outside of
+        the ragged one and would not leave it that much room; alpha becomes 1; beta becomes 1 where it is not 0; where it is 0 c, being
+        never read, takes out's layout. Two problems with equal keys can be run by one plan.
 
         Raises ValueError when `capacity` is below the ragged extent.
         """
@@ -177,17 +177,17 @@ class GroupedGemmConfig:
         mode = self.ragged_mode
         if mode is RaggedDotMode.NON_CONTRACTING:
             new["m"] = capacity
-            new.update(self._packed("lhs", self.m, capacity, self.k, ragged_is_inner=self.trans_a))
-            new.update(self._packed("output", self.m, capacity, self.n, ragged_is_inner=not self.must_swap_operands))
-            new.update(self._packed("c", self.m, capacity, self.n, ragged_is_inner=not self.must_swap_operands))
+            new.update(self._raised("lhs", self.m, capacity, self.k, ragged_is_inner=self.trans_a))
+            new.update(self._raised("output", self.m, capacity, self.n, ragged_is_inner=not self.must_swap_operands))
+            new.update(self._raised("c", self.m, capacity, self.n, ragged_is_inner=not self.must_swap_operands))
             new["stride_ragged_dim"] = new["lhs_inner_stride" if self.trans_a else "lhs_leading_dim_stride"]
             out_row = "leading_dim_stride" if self.must_swap_operands else "inner_stride"
             new["output_stride_ragged_dim"] = new[f"output_{out_row}"]
             new["c_stride_ragged_dim"] = new[f"c_{out_row}"]
         elif mode is RaggedDotMode.CONTRACTING:
             new["k"] = capacity
-            new.update(self._packed("lhs", self.k, capacity, self.m, ragged_is_inner=not self.trans_a))
-            new.update(self._packed("rhs", self.k, capacity, self.n, ragged_is_inner=self.trans_b))
+            new.update(self._raised("lhs", self.k, capacity, self.m, ragged_is_inner=not self.trans_a))
+            new.update(self._raised("rhs", self.k, capacity, self.n, ragged_is_inner=self.trans_b))
             new["stride_ragged_dim"] = new["lhs_leading_dim_stride" if self.trans_a else "lhs_inner_stride"]
             new["stride_group_dim"] = new["rhs_inner_stride" if self.trans_b else "rhs_leading_dim_stride"]
         if not self.beta:
@@ -198,22 +198,24 @@ class GroupedGemmConfig:
                 new[c] = new.get(out, getattr(self, out))
         return dataclasses.replace(self, **new)
 
-    def _packed(self, which: str, extent: int, capacity: int, other: int, *, ragged_is_inner: bool) -> dict[str, int]:
-        """The strides that operand `which` has at `capacity` where it is packed along its ragged axis of `extent` rows."""
-        leading, inner, batch = (
-            getattr(self, f"{which}_leading_dim_stride"),
-            getattr(self, f"{which}_inner_stride"),
-            getattr(self, f"{which}_batch_stride"),
-        )
-        outer_extent, outer_capacity = (other, other) if ragged_is_inner else (extent, capacity)
-        at_capacity = capacity * inner if ragged_is_inner and leading == extent * inner else leading
-        if self.batch_count > 1 and batch == outer_extent * leading:
-            batch = outer_capacity * at_capacity
-        return {
-            f"{which}_leading_dim_stride": at_capacity,
-            f"{which}_inner_stride": inner,
-            f"{which}_batch_stride": batch,
-        }
+    def _raised(self, which: str, extent: int, capacity: int, other: int, *, ragged_is_inner: bool) -> dict[str, int]:
+        """The strides that operand `which` needs at `capacity` (its ragged axis has `extent` now): axes outside of the ragged one that
+        are packed, or padded by less than the capacity takes, move outwards, the others stay. The ragged axis counts in full.
+        """
+        inner, leading = ((extent, capacity), (other, other)) if ragged_is_inner else ((other, other), (extent, capacity))
+        axes = {"inner_stride": inner, "leading_dim_stride": leading, "batch_stride": (self.batch_count, self.batch_count)}
+        raised = {f"{which}_{name}": getattr(self, f"{which}_{name}") for name in axes}
+        ragged = "inner_stride" if ragged_is_inner else "leading_dim_stride"
+        reach = reach_at_capacity = 1
+        for name in sorted(axes, key=lambda name: (raised[f"{which}_{name}"], axes[name])):
+            stride = new = raised[f"{which}_{name}"]
+            if stride == 0:
+                continue
+            if stride >= reach:
+                new = raised[f"{which}_{name}"] = max(stride, reach_at_capacity)
+            reach += stride * (max(axes[name][0], 1) - 1)
+            reach_at_capacity = new * capacity if name == ragged else reach_at_capacity + new * (max(axes[name][1], 1) - 1)
+        return raised
 
     # ---- strides by axis ---------------------------------------------------------------------------------------------------
 
@@ -250,22 +252,20 @@ class GroupedGemmConfig:
 
     # ---- work ----------------------------------------------------------------------------------------------------------------
 
-    def _rows(self, group_sizes: Iterable[Any] | None) -> tuple[int, int]:
-        """(covered rows, non-empty groups), each summed over the batch, for one set of sizes or for one a batch entry."""
+    def _rows(self, group_sizes: Iterable[Any] | None) -> list[list[int]]:
+        """Rows of every group, a list a batch entry, for one set of sizes or for one a batch entry."""
         if group_sizes is None:
             used = min(self.group_count, self.ragged_extent)
-            return self.ragged_extent * self.batch_count, used * self.batch_count
-        rows: list[Any] = list(group_sizes)
-        per_batch = rows if rows and isinstance(rows[0], Iterable) else [rows] * self.batch_count
-        covered = nonempty = 0
-        for row in per_batch:
-            left = self.ragged_extent
+            return [[self.ragged_extent - used + 1, *[1] * (used - 1)] if used else []] * self.batch_count
+        sizes: list[Any] = list(group_sizes)
+        result = []
+        for row in sizes if sizes and isinstance(sizes[0], Iterable) else [sizes] * self.batch_count:
+            left, taken = self.ragged_extent, []
             for size in row:
-                take = min(max(int(size), 0), left)
-                left -= take
-                covered += take
-                nonempty += take > 0
-        return covered, nonempty
+                taken.append(min(max(int(size), 0), left))
+                left -= taken[-1]
+            result.append(taken)
+        return result
 
     def flops(self, group_sizes: Iterable[Any] | None = None) -> int:
         """Floating-point operations (2 a multiply-add) for the given sizes: `(g,)`, or `(batch, g)` of them on the host.
@@ -274,7 +274,7 @@ class GroupedGemmConfig:
         """
         if self.ragged_mode is RaggedDotMode.BATCH:
             return 2 * self.batch_count * self.m * self.n * self.k
-        covered, _ = self._rows(group_sizes)
+        covered = sum(sum(rows) for rows in self._rows(group_sizes))
         if self.ragged_mode is RaggedDotMode.NON_CONTRACTING:
             return 2 * covered * self.n * self.k
         return 2 * covered * self.m * self.n
@@ -283,26 +283,33 @@ class GroupedGemmConfig:
         """The fewest bytes that device memory must move: each needed input element read once, each output element written once.
 
         Weights of empty groups need not be read; operands broadcast by a stride of 0 are read once; c is read where beta is not 0.
+        The sizes themselves do not count.
         """
-        a, b, d = FLOAT_BYTES[self.type_a], FLOAT_BYTES[self.type_b], FLOAT_BYTES[self.type_d]
-        batch = self.batch_count
-        lhs_batch = batch if self.lhs_batch_stride else min(batch, 1)
-        rhs_batch = batch if self.rhs_batch_stride else min(batch, 1)
-        if self.ragged_mode is RaggedDotMode.BATCH:
-            lhs, rhs, out = lhs_batch * self.m * self.k, rhs_batch * self.k * self.n, batch * self.m * self.n
+        batch, mode, per_batch, bias = self.batch_count, self.ragged_mode, self._rows(group_sizes), 0
+        (lhs_batch, lhs_m, lhs_k), (rhs_group, rhs_batch, rhs_k, rhs_n) = self.lhs_strides, self.rhs_strides
+
+        def covered(batch_stride: int, row_stride: int) -> int:
+            """Distinct rows among the covered ones, which are the first ones of each batch entry."""
+            rows = [_distinct((sum(sizes), row_stride)) for sizes in per_batch]
+            return sum(rows) if batch_stride else max(rows, default=0)
+
+        if mode is RaggedDotMode.NON_CONTRACTING:
+            used = [(group, entry) for entry, sizes in enumerate(per_batch) for group, size in enumerate(sizes) if size]
+            weights = len({(group if rhs_group else 0, entry if rhs_batch else 0) for group, entry in used})
+            lhs, rhs = covered(lhs_batch, lhs_m) * _distinct((self.k, lhs_k)), weights * _distinct((self.k, rhs_k), (self.n, rhs_n))
+            if self.epilogue is Epilogue.BIAS:
+                bias = len({group if self.bias_group_stride else 0 for group, _ in used}) * _distinct((self.n, self.bias_inner_stride))
+        elif mode is RaggedDotMode.CONTRACTING:
+            lhs, rhs = covered(lhs_batch, lhs_k) * _distinct((self.m, lhs_m)), covered(rhs_batch, rhs_k) * _distinct((self.n, rhs_n))
         else:
-            covered, nonempty = self._rows(group_sizes)
-            rows = covered if lhs_batch == batch else covered // max(batch, 1)
-            if self.ragged_mode is RaggedDotMode.NON_CONTRACTING:
-                slabs = nonempty if rhs_batch == batch else -(-nonempty // max(batch, 1))
-                if self.group_count > 1 and self.stride_group_dim == 0:
-                    slabs = min(slabs, rhs_batch)
-                lhs, rhs, out = rows * self.k, slabs * self.k * self.n, batch * self.m * self.n
-            else:
-                rhs_rows = covered if rhs_batch == batch else covered // max(batch, 1)
-                lhs, rhs, out = rows * self.m, rhs_rows * self.n, self.group_count * batch * self.m * self.n
-        c = out * FLOAT_BYTES[self.type_c] if self.beta else 0
-        return lhs * a + rhs * b + out * d + c
+            lhs = _distinct((batch, lhs_batch), (self.m, lhs_m), (self.k, lhs_k))
+            rhs = _distinct((batch, rhs_batch), (self.k, rhs_k), (self.n, rhs_n))
+        if 0 in (self.m, self.n):  # there is no output that would need them
+            lhs = rhs = 0
+        extents = (self.group_count if mode is RaggedDotMode.CONTRACTING else 1, batch, self.m, self.n)
+        c = _distinct(*zip(extents, self.c_strides, strict=True)) if self.beta else 0
+        outputs = math.prod(extents) + c + bias
+        return lhs * FLOAT_BYTES[self.type_a] + rhs * FLOAT_BYTES[self.type_b] + outputs * FLOAT_BYTES[self.type_d]
 
     # ---- JSON ----------------------------------------------------------------------------------------------------------------
 
@@ -362,7 +369,11 @@ def inner_axis(strides: tuple[int, int], prefer_second: bool = True) -> int:
     return 0 if first < second else 1
 
 
-_EXTENTS = ("m", "n", "k", "batch_count", "group_count", "group_total")
+def _distinct(*axes: tuple[int, int]) -> int:
+    """How many elements axes of these (extent, stride) have apart from each other: a stride of 0 repeats one."""
+    return math.prod(extent if stride else min(extent, 1) for extent, stride in axes)
+
+
 _BOOLS = ("trans_a", "trans_b", "must_swap_operands", "sizes_per_batch")
 
 
@@ -439,12 +450,7 @@ def _validate_layout(config: GroupedGemmConfig) -> None:
     checks = [
         ("trans_a", c.trans_a, (c.lhs_strides[1], c.lhs_strides[2]), 0 if c.trans_a else 1),
         ("trans_b", c.trans_b, (c.rhs_strides[2], c.rhs_strides[3]), 0 if c.trans_b else 1),
-        (
-            "must_swap_operands",
-            c.must_swap_operands,
-            (c.output_strides[2], c.output_strides[3]),
-            1 if c.must_swap_operands else 0,
-        ),
+        ("must_swap_operands", c.must_swap_operands, (c.output_strides[2], c.output_strides[3]), 1 if c.must_swap_operands else 0),
     ]
     for name, value, strides, axis in checks:
         if inner_axis(strides, prefer_second=axis == 1) != axis:
@@ -471,8 +477,7 @@ def _validate_layout(config: GroupedGemmConfig) -> None:
         if getattr(c, name) != wanted:
             raise ValueError(f"{name}={getattr(c, name)}: must be {wanted} in {mode.name} (GroupedGemmConfig says which)")
     if 0 not in (c.m, c.n, c.batch_count):
-        slabs = c.group_count if mode is RaggedDotMode.CONTRACTING else 1
-        axes = zip((slabs, c.batch_count, c.m, c.n), c.output_strides, strict=True)
+        axes = zip((c.group_count if mode is RaggedDotMode.CONTRACTING else 1, c.batch_count, c.m, c.n), c.output_strides, strict=True)
         reach = 1
         for extent, stride in sorted((axis for axis in axes if axis[0] > 1), key=lambda axis: axis[1]):
             if stride < reach:

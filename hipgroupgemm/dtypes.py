@@ -38,6 +38,8 @@ def float_dtype(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
     """`dtype` if it is a supported floating type; raises NotImplementedError naming the argument otherwise."""
     if dtype.name in DTYPES and DTYPES[dtype.name] == dtype:
         return dtype
+    if not dtype.isnative:
+        raise NotImplementedError(f"{name}: got {dtype.name} of foreign byte order ({dtype.str}); convert it to the native one")
     raise NotImplementedError(f"{name}: got {dtype.name}, wanted a floating type, one of {', '.join(DTYPES)}; convert it first")
 
 

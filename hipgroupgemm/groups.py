@@ -7,6 +7,7 @@ This is the NumPy reference of the device's scan routine. Wrong sizes never lead
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, NoReturn
 
 import numpy as np
@@ -70,7 +71,7 @@ def scan(sizes: np.ndarray[Any, Any], extent: int, *, ends: bool = False) -> Gro
     Returns:
         Bounds of shape sizes.shape with 0 <= starts <= ends <= extent, whatever the sizes are.
     """
-    rows = sizes.reshape(-1, sizes.shape[-1])
+    rows = sizes.reshape(math.prod(sizes.shape[:-1]), sizes.shape[-1])  # -1 would be ambiguous where there are no groups
     negative = rows < 0 if rows.dtype.kind == "i" else np.zeros(rows.shape, bool)
     if ends:
         limited = _limit(rows, extent)

@@ -192,7 +192,7 @@ def config_from_views(
     a, b, d = _elements(lhs), _elements(rhs), _elements(out)
     e = d if c is None else _elements(c)
     s = _elements(sizes)
-    per_batch = any(axis.sizes is not None for axis in axes.batch)
+    per_batch = any(axis.sizes is not None and axis.extent != 1 for axis in axes.batch)
     if mode is RaggedDotMode.BATCH:
         per_batch = False
     if any(lhs.shape[axis] != 1 for axis in (*axes.lhs_summed, *axes.lhs_contracting[1:])) and mode is RaggedDotMode.CONTRACTING:

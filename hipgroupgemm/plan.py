@@ -314,7 +314,7 @@ class GroupedMatmulPlan:
         """Reads the operands' axes in the config's order, then in the other orders, until lhs and rhs are the config's."""
         key, dtype = self.key, DTYPES[self.key.type_d]
         precision = Precision(key.compute_precision, key.precision_algorithm)
-        reasons: list[tuple[int, str]] = []
+        reasons: list[tuple[int, Exception]] = []
         for numbers in self._readings(operands.lhs, operands.rhs):
             try:
                 axes = resolve(
@@ -327,24 +327,28 @@ class GroupedMatmulPlan:
                     sizes_name=operands.sizes_name,
                 )
                 if axes.ragged_extent > key.ragged_extent:
-                    reasons.append((1, f"lhs: has {axes.ragged_extent} ragged rows, this plan serves up to {key.ragged_extent}"))
+                    error = TypeError(f"lhs: has {axes.ragged_extent} ragged rows, this plan serves up to {key.ragged_extent}")
+                    reasons.append((1, error))
                     continue
                 packed = packed_strides(axes.out_shape, dtype.itemsize)
                 stand_in = ArrayView(0, axes.out_shape, packed, dtype, operands.device, "")
                 inputs = config_from_views(axes, operands.lhs, operands.rhs, stand_in, operands.sizes, precision=precision, like=key)
-            except (TypeError, ValueError, DoesNotCollapse) as error:
-                reasons.append((99, str(error)))
+                differences = _differences(inputs.key(key.ragged_extent), key, of_inputs=True)
+            except (TypeError, ValueError, DoesNotCollapse) as refused:
+                reasons.append((99, refused))
                 continue
-            differences = _differences(inputs.key(key.ragged_extent), key, of_inputs=True)
             if differences:
-                reasons.append((len(differences), "; ".join(differences)))
+                reasons.append((len(differences), _mismatch(differences)))
                 continue
             config = bind_config(axes, operands, operands.expected_output(axes.out_shape, dtype), precision, key)
             differences = _differences(config.key(key.ragged_extent), key)
             if differences:
-                raise ValueError(f"the operands are not this plan's: {'; '.join(differences)} (see config_for_ragged_dot)")
+                reasons = [(0, _mismatch(differences))]
+                break
             return axes, config
-        raise ValueError(f"the operands are not this plan's: {min(reasons)[1]} (see config_for_ragged_dot)")
+        closest = min(reasons, key=lambda reason: reason[0])[1]  # the config's own order of axes among equals
+        kind = TypeError if isinstance(closest, TypeError) else ValueError
+        raise kind(f"the operands are not this plan's: {closest} (see config_for_ragged_dot)")
 
     def _readings(self, lhs: ArrayView, rhs: ArrayView) -> Iterator[RaggedDotDimensionNumbers]:
         """Dimension numbers under which operands of these ranks have the config's roles, the config's own order first."""
@@ -373,16 +377,22 @@ class GroupedMatmulPlan:
 _INPUT_FIELDS = ("lhs_", "rhs_", "trans_", "type_a", "type_b", "stride_", "sizes_", "group_", "batch_")
 
 
-def _differences(got: GroupedGemmConfig, wanted: GroupedGemmConfig, *, of_inputs: bool = False) -> list[str]:
-    """The fields in which two configs differ, in words; `of_inputs` leaves out those that speak of c, out and bias."""
+def _differences(got: GroupedGemmConfig, wanted: GroupedGemmConfig, *, of_inputs: bool = False) -> dict[str, str]:
+    """The fields in which two configs differ, and how in words; `of_inputs` leaves out those that speak of c, out and bias."""
     names = [field.name for field in dataclasses.fields(got)]
     if of_inputs:
         names = [name for name in names if name in ("m", "n", "k") or name.startswith(_INPUT_FIELDS)]
-    return [
-        f"{name} is {getattr(got, name)}, the plan's is {getattr(wanted, name)}"
+    return {
+        name: f"{name} is {getattr(got, name)}, the plan's is {getattr(wanted, name)}"
         for name in names
         if getattr(got, name) != getattr(wanted, name)
-    ]
+    }
+
+
+def _mismatch(differences: dict[str, str]) -> Exception:
+    """The error of these differences: TypeError where shapes or types differ, ValueError where only layouts or settings do."""
+    shapes = any(name in ("m", "n", "k") or name.startswith(("type_", "batch_count", "group_")) for name in differences)
+    return (TypeError if shapes else ValueError)("; ".join(differences.values()))
 
 
 def _default_device() -> Device:

@@ -6,6 +6,7 @@ import collections
 import threading
 from typing import Any
 
+from hipgroupgemm.backends import registry_version
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.plan import GroupedMatmulPlan
 from hipgroupgemm.views import Device
@@ -33,12 +34,16 @@ class PlanCache:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.RLock()
+        self._version = registry_version()
         self._entries: collections.OrderedDict[Any, list[Any]] = collections.OrderedDict()  # [plan, users, evicted]
 
     def lease(self, config: GroupedGemmConfig, device: Device, backend: str | None, deterministic: bool) -> _Lease:
         """The plan for a config, made where there is none yet, held open until the lease's `with` block ends."""
         key = (config.key(), device, backend, deterministic)
         with self._lock:
+            if self._version != registry_version():
+                self._version = registry_version()
+                self.clear()  # backends came or went, so each plan has to be made by those that are there now
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)

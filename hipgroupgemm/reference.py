@@ -72,6 +72,7 @@ def ragged_dot_reference(
         raise NotImplementedError(f"ragged_dot_reference: lhs is on {operands.device}; it computes on the CPU, copy the operands there")
     axes, out_dtype = shapes_of(operands, Wanted(ragged_dot_dimension_numbers, precision, preferred_element_type, group_count))
     check_bias(axes, operands, operands.expected_output(axes.out_shape, out_dtype))
+    operands.require_memory()
     operands.take_output(axes.out_shape, out_dtype)
     kind = compute_type_of(operands.lhs.dtype, operands.rhs.dtype) if accumulate is None else accumulate
     accumulator = dtype_of(kind, "accumulate")
@@ -117,7 +118,7 @@ def compute_uncollapsed(operands: Operands, axes: RaggedDotAxes, accumulate: np.
         if sizes.ndim > 1:  # the prefix's axes in the order of batch and summed, length 1 where the sizes are shared
             present = [axis for axis in sizes_axes if axis is not None]
             shape = [extent if axis is not None else 1 for axis, extent in zip(sizes_axes, [*batch, *summed], strict=True)]
-            starts, ends = (part.transpose([*present, sizes.ndim - 1]).reshape(*shape, -1) for part in (starts, ends))
+            starts, ends = (part.transpose([*present, sizes.ndim - 1]).reshape(*shape, axes.group_count) for part in (starts, ends))
         bounds = GroupBounds(starts * inner, ends * inner, bounds.fault)
     compute(
         axes.mode,

@@ -28,7 +28,7 @@ class Device:
         if isinstance(value, Device):
             return value
         kind, _, index = str(value).partition(":")
-        if kind not in ("cpu", "cuda", "rocm") or not (index or "0").isdigit():
+        if kind not in ("cpu", "cuda", "rocm") or not (index or "0").isdecimal() or (kind == "cpu" and int(index or 0)):
             raise ValueError(f'device={value!r}: must be "cpu", "cuda", "cuda:<index>", "rocm" or "rocm:<index>"')
         return cls(kind, int(index or 0))
 

@@ -5,95 +5,18 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import test_runtime_kit as kit
+from test_runtime_kit import HEADERS, SOURCE, Device, poisoned
 
 from hipgroupgemm import runtime as runtimes
 from hipgroupgemm.runtime import base, cache, memory, objects
 from hipgroupgemm.runtime.parameters import Blob, KernelParameters
-from hipgroupgemm.runtime.scratch import Scratch
 
-KINDS = [pytest.param("cuda", marks=pytest.mark.cuda), pytest.param("rocm", marks=pytest.mark.hip)]
-
-SOURCE = """
-#include "scale.h"
-struct Pair { int a; double b; };
-extern "C" __global__ void scale(float* out, const float* in, int n, float factor) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = scaled(in[i], factor);
-}
-extern "C" __global__ void all_kinds(double* out, signed char a, unsigned char b, short c, unsigned short d,
-                                     int e, unsigned int f, long long g, unsigned long long h, float i,
-                                     double j, Pair k) {
-    out[0] = a; out[1] = b; out[2] = c; out[3] = d; out[4] = e; out[5] = f;
-    out[6] = (double)(g >> 40); out[7] = (double)(h >> 40);
-    out[8] = i; out[9] = j; out[10] = k.a; out[11] = k.b;
-}
-extern "C" __global__ void reverse_in_shared(float* out, const float* in, int n) {
-    extern __shared__ float space[];
-    for (int i = threadIdx.x; i < n; i += blockDim.x) space[i] = in[i];
-    __syncthreads();
-    for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = space[n - 1 - i];
-}
-extern "C" __global__ void add_one(int* values, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) values[i] += 1;
-}
-"""
-HEADERS = {"scale.h": "__device__ inline float scaled(float x, float factor) { return x * factor; }\n"}
-
-
-@pytest.fixture(params=KINDS)
-def runtime(request: pytest.FixtureRequest) -> base.Runtime:
-    return runtimes.get_runtime(request.param)
-
-
-@pytest.fixture(autouse=True)
-def cache_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    # one directory a test session: the compile cost is paid once, and nothing of the user's cache is used
-    monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(tmp_path_factory.getbasetemp() / "code-cache"))
-
-
-@pytest.fixture
-def module(runtime: base.Runtime) -> objects.Module:
-    return runtime.module_from_source(SOURCE, "test.cu", [], 0, HEADERS)
-
-
-@pytest.fixture
-def stream(runtime: base.Runtime) -> Iterator[int]:
-    handle = runtime.create_stream(0)
-    with runtime.use_device(0):
-        yield handle
-        runtime.synchronize_stream(handle)
-    runtime.destroy_stream(handle)
-
-
-class Device:
-    """A NumPy array's copy in device memory."""
-
-    def __init__(self, runtime: base.Runtime, array: np.ndarray, stream: int) -> None:
-        self.runtime, self.array, self.stream = runtime, np.ascontiguousarray(array), stream
-        self.ptr = runtime.malloc(self.array.nbytes, 0, stream)
-        runtime.memcpy_async(self.ptr, self.array.ctypes.data, self.array.nbytes, stream)
-        runtime.synchronize_stream(stream)
-
-    def read(self) -> np.ndarray:
-        result = np.empty_like(self.array)
-        self.runtime.memcpy_async(result.ctypes.data, self.ptr, result.nbytes, self.stream)
-        self.runtime.synchronize_stream(self.stream)
-        return result
-
-    def __enter__(self) -> Device:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.runtime.free(self.ptr, 0, self.stream)
-
-
-def poisoned(count: int) -> np.ndarray:
-    return np.full(count, np.nan, np.float32)
+runtime, module, stream = kit.runtime, kit.module, kit.stream
+cache_directory = kit.cache_directory
 
 
 def test_device_description(runtime: base.Runtime) -> None:
@@ -182,7 +105,7 @@ def test_pinned_memory(runtime: base.Runtime, stream: int) -> None:
     with Device(runtime, np.zeros_like(data), stream) as target:
         runtime.memcpy_async(target.ptr, buffer.ptr, data.nbytes, stream)
         np.testing.assert_array_equal(target.read(), data)
-    assert runtime.pointer_device(buffer.ptr) is None
+    assert runtime.pointer_device(buffer.ptr) == 0  # every device can read it
     buffer.release()
     buffer.release()
     assert buffer.ptr == 0
@@ -214,9 +137,7 @@ def test_whose_pointer(runtime: base.Runtime, stream: int) -> None:
 def test_out_of_memory(runtime: base.Runtime, stream: int) -> None:
     _, total = runtime.memory_info(0)
     for call in (lambda: runtime.malloc(2 * total, 0, stream), lambda: runtime.malloc_plain(2 * total, 0)):
-        with pytest.raises(
-            runtimes.DeviceMemoryError, match=f"wanted {2 * total} bytes on device 0"
-        ) as caught:
+        with pytest.raises(runtimes.DeviceMemoryError, match=f"wanted {2 * total} bytes on device 0") as caught:
             call()
         assert isinstance(caught.value, MemoryError) and caught.value.status == 2
     with Device(runtime, np.arange(5), stream) as still:
@@ -225,9 +146,7 @@ def test_out_of_memory(runtime: base.Runtime, stream: int) -> None:
 
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("count", [1, 999])
-def test_launch(
-    runtime: base.Runtime, module: objects.Module, stream: int, count: int, prepared: bool
-) -> None:
+def test_launch(runtime: base.Runtime, module: objects.Module, stream: int, count: int, prepared: bool) -> None:
     function = module.get_function("scale")
     params = KernelParameters(["ptr", "ptr", "i32", "f32"], ["out", "in", "n", "factor"])
     data = np.random.default_rng().standard_normal(count).astype(np.float32)
@@ -244,9 +163,7 @@ def test_launch(
             np.testing.assert_array_equal(target.read(), data * np.float32(factor))
 
 
-def test_prepared_launch_with_another_grid(
-    runtime: base.Runtime, module: objects.Module, stream: int
-) -> None:
+def test_prepared_launch_with_another_grid(runtime: base.Runtime, module: objects.Module, stream: int) -> None:
     params = KernelParameters(["ptr", "i32"])
     launch = runtime.prepare_launch(module.get_function("add_one"), (1, 1, 1), (64, 1, 1), 0, stream, params)
     with Device(runtime, np.zeros(200, np.int32), stream) as values:
@@ -314,9 +231,7 @@ def test_broken_code_and_missing_kernel(runtime: base.Runtime, module: objects.M
         runtime.load_module(b"\x7fELF" + bytes(200), 0)
     with pytest.raises(runtimes.DeviceError, match="no kernel 'not_there'"):
         module.get_function("not_there")
-    code = runtime.compile(
-        'extern "C" __global__ void k(int* p) { *p = 1; }', "k.cu", [], runtime.device_info(0).target
-    )
+    code = runtime.compile('extern "C" __global__ void k(int* p) { *p = 1; }', "k.cu", [], runtime.device_info(0).target)
     other = runtime.load_module(code, 0)
     other.get_function("k")
     other.unload()
@@ -336,12 +251,7 @@ def test_module_cache(runtime: base.Runtime, stream: int, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(runtime, "compile", counted)
     found: list[objects.Module] = []
-    threads = [
-        threading.Thread(
-            target=lambda: found.append(runtime.module_from_source(source, "t.cu", [], 0, HEADERS))
-        )
-        for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: found.append(runtime.module_from_source(source, "t.cu", [], 0, HEADERS))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -366,210 +276,31 @@ def test_module_cache(runtime: base.Runtime, stream: int, monkeypatch: pytest.Mo
         np.testing.assert_array_equal(values.read(), [3] * 4)
 
 
-def test_events_order_streams(runtime: base.Runtime, module: objects.Module, stream: int) -> None:
-    function = module.get_function("add_one")
-    other = runtime.create_stream(0)
-    start, end = runtime.create_event(0, timing=True), runtime.create_event(0, timing=True)
-    done = runtime.create_event(0)
-    count = 4096
-    first, second = KernelParameters(["ptr", "i32"]), KernelParameters(["ptr", "i32"])
-    with Device(runtime, np.zeros(count, np.int32), stream) as values:
-        first.set(values.ptr, count)
-        second.set(values.ptr, count)
-        runtime.record_event(start, stream)
-        for _ in range(4):
-            runtime.launch(function, (count // 64, 1, 1), (64, 1, 1), 0, stream, first)
-        runtime.record_event(end, stream)
-        runtime.record_event(done, stream)
-        runtime.wait_event(other, done)
-        runtime.launch(function, (count // 64, 1, 1), (64, 1, 1), 0, other, second)
-        runtime.record_event(done, other)
-        runtime.synchronize_event(done)
-        assert runtime.query_event(done) and runtime.query_event(end)
-        np.testing.assert_array_equal(values.read(), np.full(count, 5))
-        assert 0 < runtime.elapsed_ms(start, end) < 60_000
-        with pytest.raises(runtimes.DeviceError):  # made without timing
-            runtime.elapsed_ms(start, done)
-    for event in (start, end, done):
-        runtime.destroy_event(event)
-    runtime.destroy_stream(other)
-    runtime.synchronize_device(0)
-
-
-def test_capture(runtime: base.Runtime, module: objects.Module, stream: int) -> None:
-    function = module.get_function("add_one")
-    params = KernelParameters(["ptr", "i32"])
-    scratch = Scratch(runtime, 0, stream)
-    outside = scratch.pointer(1024)
-    with Device(runtime, np.zeros(10, np.int32), stream) as values:
-        params.set(values.ptr, 10)
-        assert not runtime.is_capturing(stream) and runtime.capture_id(stream) == 0
-        with runtime.capture(stream) as graph:
-            assert runtime.is_capturing(stream)
-            number = runtime.capture_id(stream)
-            assert number != 0
-            runtime.launch(function, (1, 1, 1), (64, 1, 1), 0, stream, params)
-            inside = scratch.pointer(1024)
-            assert inside != outside and inside % 256 == 0
-            assert scratch.pointer(1000) == inside
-            larger = scratch.pointer(1 << 20)
-            assert larger != inside
-            block = memory.Buffer(memory.default_allocator(runtime), 4096, 0, stream)
-            runtime.memset_async(block.ptr, 1, 4096, stream)
-            runtime.memset_async(inside, 2, 1024, stream)
-        assert not runtime.is_capturing(stream)
-        np.testing.assert_array_equal(values.read(), 0)  # recorded, not run
-        check = np.full(1024, 9, np.uint8)
-        runtime.memcpy_async(check.ctypes.data, inside, 1024, stream)
-        runtime.synchronize_stream(stream)
-        np.testing.assert_array_equal(check, 0)  # zeroed outside the recording, before the graph ever ran
-        for _ in range(2):
-            runtime.launch_graph(graph[0], stream)
-        np.testing.assert_array_equal(values.read(), 2)
-        runtime.memcpy_async(check.ctypes.data, inside, 1024, stream)
-        runtime.synchronize_stream(stream)
-        np.testing.assert_array_equal(check, 2)
-        assert scratch.pointer(1024) == outside
-        with runtime.capture(stream) as second:
-            assert runtime.capture_id(stream) != number
-            assert scratch.pointer(1024) not in (inside, larger, outside)
-        runtime.destroy_graph(second[0])
-        runtime.destroy_graph(graph[0])
-    block.release()
-    scratch.close()
-
-
-def test_capture_that_fails_is_ended(runtime: base.Runtime, stream: int) -> None:
-    with pytest.raises(KeyError), runtime.capture(stream):
-        raise KeyError("inside")
-    assert not runtime.is_capturing(stream)
-    with Device(runtime, np.arange(3), stream) as still:
-        np.testing.assert_array_equal(still.read(), np.arange(3))
-
-
-def test_invalidated_capture(runtime: base.Runtime, stream: int) -> None:
-    own = runtime.create_stream(0)
-    with pytest.raises(runtimes.DeviceError, match="while a stream is being captured"), runtime.capture(own):
-        runtime.synchronize_stream(own)  # not allowed for a stream that is being captured
-    # HIP 6.4 never lets go of a stream whose capture failed; then it must not pass for a usable one
-    assert runtime.kind == "rocm" or not runtime.is_capturing(own)
-    if not runtime.is_capturing(own):
-        runtime.synchronize_stream(own)
-        assert runtime.capture_id(own) == 0
-    else:
-        with pytest.raises(runtimes.DeviceError, match="invalidated"):
-            runtime.capture_id(own)
-    runtime.destroy_stream(own)
-    with Device(runtime, np.arange(3), stream) as still:  # and no other stream is disturbed
-        np.testing.assert_array_equal(still.read(), np.arange(3))
-
-
-def test_scratch_grows_in_stream_order(runtime: base.Runtime, stream: int) -> None:
-    scratch = Scratch(runtime, 0, stream, preserve=8)
-    first = scratch.pointer(100)
-    assert first % 256 == 0 and scratch.pointer(50) == first
-    runtime.memset_async(first, 7, 100, stream)
-    second = scratch.pointer(100_000)
-    found = np.full(100_000, 9, np.uint8)
-    runtime.memcpy_async(found.ctypes.data, second, found.nbytes, stream)
-    runtime.synchronize_stream(stream)
-    np.testing.assert_array_equal(found, [7] * 8 + [0] * (100_000 - 8))
-    scratch.close()
-
-
-def test_allocator_uses_blocks_again(runtime: base.Runtime, stream: int) -> None:
-    allocator = memory.StreamAllocator(runtime)
-    block = allocator(10_000, 0, stream)
-    ptr = block.ptr
-    block.release()
-    assert allocator.kept_bytes(0) >= 10_000
-    other = allocator(10_000, 0, 0)
-    assert other.ptr != ptr  # another stream
-    same = allocator(9_999, 0, stream)
-    assert same.ptr == ptr
-    for each in (other, same):
-        each.release()
-    assert allocator.trim(0) >= 20_000 and allocator.kept_bytes(0) == 0
-
-
-def test_several_threads(runtime: base.Runtime, module: objects.Module) -> None:
-    function = module.get_function("scale")
-    failures: list[BaseException] = []
-
-    def body(seed: int) -> None:
-        try:
-            stream = runtime.create_stream(0)
-            params = KernelParameters(["ptr", "ptr", "i32", "f32"])
-            data = np.random.default_rng(seed).standard_normal(777).astype(np.float32)
-            with runtime.use_device(0):
-                launch = runtime.prepare_launch(function, (4, 1, 1), (256, 1, 1), 0, stream, params)
-                for factor in range(1, 4):
-                    buffer = memory.allocate(runtime, data.nbytes, 0, stream)
-                    with (
-                        Device(runtime, data, stream) as source,
-                        Device(runtime, poisoned(777), stream) as target,
-                    ):
-                        params.set(buffer.ptr, source.ptr, 777, float(factor))
-                        launch.run()
-                        params.set(target.ptr, buffer.ptr, 777, 1.0)
-                        launch.run()
-                        np.testing.assert_array_equal(target.read(), data * np.float32(factor))
-                    buffer.release()
+def test_every_device(runtime: base.Runtime) -> None:
+    with runtime.use_device(0):
+        for device in range(runtime.device_count()):
+            module = runtime.module_from_source(SOURCE, "test.cu", [], device, HEADERS)
+            stream = runtime.create_stream(device)
+            event = runtime.create_event(device)
+            ptr = runtime.malloc(400, device, stream)
+            block = memory.allocate(runtime, 400, device, stream)
+            assert runtime.current_device() == 0
+            assert runtimes.device_of_pointer(ptr) == runtimes.device_of_pointer(block.ptr) == (runtime.kind, device)
+            params = KernelParameters(["ptr", "i32"])
+            params.set(ptr, 100)
+            result = np.empty(100, np.int32)
+            with runtime.use_device(device):
+                assert runtime.current_device() == device
+                runtime.memset_async(ptr, 0, 400, stream)
+                add_one = module.get_function("add_one")
+                runtime.launch(add_one, (1, 1, 1), (128, 1, 1), 0, stream, params)
+                runtime.record_event(event, stream)
+                runtime.memcpy_async(result.ctypes.data, ptr, 400, stream)
+                runtime.synchronize_stream(stream)
+            assert runtime.current_device() == 0 and runtime.query_event(event)
+            np.testing.assert_array_equal(result, 1)
+            block.release()
+            runtime.free(ptr, device, stream)
+            runtime.synchronize_device(device)
+            runtime.destroy_event(event)
             runtime.destroy_stream(stream)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=body, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-
-
-def test_default_stream(runtime: base.Runtime, module: objects.Module) -> None:
-    with runtime.use_device(0), Device(runtime, np.zeros(5, np.int32), 0) as values:
-        params = KernelParameters(["ptr", "i32"])
-        params.set(values.ptr, 5)
-        runtime.launch(module.get_function("add_one"), (1, 1, 1), (64, 1, 1), 0, 0, params)
-        np.testing.assert_array_equal(values.read(), [1] * 5)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked_child_is_refused(runtime: base.Runtime, module: objects.Module, stream: int) -> None:
-    scratch = Scratch(runtime, 0, stream)
-    scratch.pointer(100)
-    params = KernelParameters(["ptr", "i32"])
-    launch = runtime.prepare_launch(module.get_function("add_one"), (1, 1, 1), (64, 1, 1), 0, stream, params)
-    child = os.fork()
-    if child == 0:  # nothing here may reach pytest: report by exit status alone
-        status = 1
-        try:
-            calls = [
-                lambda: runtimes.get_runtime(runtime.kind),
-                lambda: runtime.malloc(16, 0),
-                lambda: runtime.pointer_device(1 << 40),
-                lambda: runtime.is_capturing(stream),
-                lambda: runtime.launch(
-                    module.get_function("add_one"), (1, 1, 1), (1, 1, 1), 0, stream, params
-                ),
-                launch.run,
-                lambda: runtime.load_module(b"", 0),
-                lambda: scratch.pointer(1 << 20),
-            ]
-            status = 2
-            for call in calls:
-                try:
-                    call()
-                except runtimes.ForkedProcessError:
-                    status += 1
-            scratch.close()  # must touch nothing
-            reports = {r.kind: r for r in runtimes.available_runtimes()}
-            if status == 2 + len(calls) and "forked" in reports[runtime.kind].problem:
-                status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert scratch.pointer(100) and runtime.pointer_device(scratch.pointer(100)) == 0
-    scratch.close()

@@ -10,7 +10,15 @@ from hipgroupgemm.backends.base import Backend
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.views import Device
 
-__all__ = ["StoredWinner", "backend_names", "get_backend", "register_backend", "select_backend", "unregister_backend"]
+__all__ = [
+    "StoredWinner",
+    "backend_names",
+    "get_backend",
+    "register_backend",
+    "registry_version",
+    "select_backend",
+    "unregister_backend",
+]
 
 StoredWinner = Callable[[GroupedGemmConfig, Device], "str | None"]
 """Looks up the backend that tuning has found best for a key on a device; None where nothing is stored."""
@@ -24,6 +32,7 @@ _BUILTIN: dict[str, tuple[str, tuple[str, ...]]] = {
 _lock = threading.RLock()
 _kinds: dict[str, tuple[str, ...]] = {name: kinds for name, (_, kinds) in _BUILTIN.items()}
 _loaded: dict[str, Backend] = {}
+_changes = 0
 
 
 def register_backend(backend: Backend, kinds: Iterable[str], *, first: bool = False) -> None:
@@ -31,6 +40,7 @@ def register_backend(backend: Backend, kinds: Iterable[str], *, first: bool = Fa
 
     Raises ValueError when a backend of that name is there already.
     """
+    global _changes
     with _lock:
         if backend.name in _kinds:
             raise ValueError(f"backend {backend.name!r} is registered already; unregister it first")
@@ -39,14 +49,22 @@ def register_backend(backend: Backend, kinds: Iterable[str], *, first: bool = Fa
         _kinds.clear()
         _kinds.update({**entry, **others} if first else {**others, **entry})
         _loaded[backend.name] = backend
+        _changes += 1
 
 
 def unregister_backend(name: str) -> None:
     """Removes a backend that `register_backend` added; raises ValueError for any other name."""
+    global _changes
     with _lock:
         if name in _BUILTIN or name not in _kinds:
             raise ValueError(f"backend {name!r} was not added by register_backend")
         del _kinds[name], _loaded[name]
+        _changes += 1
+
+
+def registry_version() -> int:
+    """Changes whenever a backend comes or goes: what was selected before may be selected otherwise now."""
+    return _changes
 
 
 def backend_names() -> tuple[str, ...]:

@@ -53,7 +53,8 @@ class Arguments:
     Attributes:
         config: the problem; its key at the plan's capacity is the plan's key.
         lhs, rhs, out, c, bias: addresses of first elements; c is 0 when beta is 0, bias is 0 when there is none.
-        group_sizes: the sizes, or the end offsets where `ends` is true; on the device or, already validated, on the host.
+        group_sizes: the sizes, or the end offsets where `ends` is true; on the device or, already validated, on the host. Its shape is
+            (group_total,), or (batch, group_total) where the config's sizes_per_batch is true, with any strides, 0 included.
         ends: whether `group_sizes` holds end offsets.
         group_offset: the first group computed, a host int or a one-element integer view on the device.
         tail: "zero" or "undefined".

@@ -52,9 +52,10 @@ class _Epilogue:
     def __init__(self, alpha: float, beta: float, accumulate: np.dtype[Any]) -> None:
         self.alpha, self.beta, self.accumulate = alpha, beta, accumulate
 
-    def stores_product_itself(self, out: Array, bias: Array | None) -> bool:
-        """Whether P goes into this slice unchanged, so that BLAS may write it there."""
-        return out.ndim == 2 and out.dtype == self.accumulate and self.alpha == 1 and self.beta == 0 and bias is None
+    def stores_product_itself(self, out: Array, a: Array, b: Array, bias: Array | None) -> bool:
+        """Whether P = a b goes into this slice unchanged, so that BLAS may write it there."""
+        is_matrix = out.shape == (a.shape[0], b.shape[1])  # two axes alone may both be rows, or both columns
+        return is_matrix and out.dtype == self.accumulate and self.alpha == 1 and self.beta == 0 and bias is None
 
     def store(self, out: Array, product: Array | None, c: Array | None, bias: Array | None = None) -> None:
         """`product` is 2-D or None for zero; out and c are slices of the same shape with as many elements."""
@@ -111,7 +112,8 @@ def compute(
             _contracting(lhs, rhs, out, _required(bounds), batch_ndim, summed_ndim, c, epilogue)
         else:
             for at in np.ndindex(out.shape[:batch_ndim]):
-                _product_into(out[at], lhs[at], rhs[at], None if c is None else c[at], None, epilogue)
+                whole = (*at, ...)  # stays an array where nothing is left but one element
+                _product_into(out[whole], lhs[at], rhs[at], None if c is None else c[whole], None, epilogue)
 
 
 def _required(bounds: GroupBounds | None) -> GroupBounds:
@@ -122,7 +124,7 @@ def _required(bounds: GroupBounds | None) -> GroupBounds:
 
 def _product_into(out: Array, a: Array, b: Array, c: Array | None, bias: Array | None, epilogue: _Epilogue) -> None:
     a, b = widen(a, epilogue.accumulate), widen(b, epilogue.accumulate)
-    if epilogue.stores_product_itself(out, bias):
+    if epilogue.stores_product_itself(out, a, b, bias):
         np.matmul(a, b, out=out)
     else:
         epilogue.store(out, None if epilogue.alpha == 0 else np.matmul(a, b), c, bias)
@@ -178,7 +180,7 @@ def _contracting(
     ends = np.broadcast_to(bounds.ends, (*batch_shape, *summed_shape, groups))
     for group in range(groups):
         for at in np.ndindex(batch_shape):
-            slab = (group, *at)
+            slab = (group, *at, ...)  # stays an array where nothing is left but one element
             d, c_at = out[slab], None if c is None else c[slab]
             total: Array | None = None
             for inner in np.ndindex(summed_shape):
@@ -187,7 +189,7 @@ def _contracting(
                 if rows.start >= rows.stop or epilogue.alpha == 0:
                     continue
                 a, b = lhs[index][:, rows], rhs[index][rows]
-                if not summed_ndim and epilogue.stores_product_itself(d, None):
+                if not summed_ndim and epilogue.stores_product_itself(d, a, b, None):
                     np.matmul(widen(a, epilogue.accumulate), widen(b, epilogue.accumulate), out=d)
                     break
                 product = np.matmul(widen(a, epilogue.accumulate), widen(b, epilogue.accumulate))
@@ -256,7 +258,6 @@ def run_config(config: GroupedGemmConfig, arguments: Arguments) -> None:
     if mode is not RaggedDotMode.BATCH:
         sizes = arguments.group_sizes
         host = numpy_view(sizes.pointer, sizes.shape, sizes.strides, sizes.dtype)
-        host = host.reshape(-1, config.group_total) if config.sizes_per_batch else host.reshape(config.group_total)
         bounds = select_groups(scan(host, config.ragged_extent, ends=arguments.ends), arguments.host_group_offset(), groups)
     compute(
         mode,

@@ -81,20 +81,19 @@ def device_of_pointer(ptr: int) -> tuple[str, int]:
         RuntimeUnavailable: there is no runtime to ask.
         ForkedProcessError: the only runtime was initialised before this process was forked.
     """
-    for kind, runtime in _runtimes.items():
-        device = runtime.pointer_device(ptr)
-        if device is not None:
-            return kind, device
+    for kind in KINDS:
+        runtime = _runtimes.get(kind)
+        if runtime is not None:
+            device = runtime.pointer_device(ptr)
+            if device is not None:
+                return kind, device
     return _search_pointer(ptr)
 
 
 def _search_pointer(ptr: int) -> tuple[str, int]:
-    """The slow half of :func:`device_of_pointer`: initialise runtimes that are not in use yet, and ask
-    them."""
+    """The slow half of :func:`device_of_pointer`: ask runtimes that are not in use yet."""
     if ptr == 0:
-        raise ValueError(
-            "ptr: got 0; want a device pointer (an array of size zero has none: take its device by name)"
-        )
+        raise ValueError("ptr: got 0; want a device pointer (an array of size zero has none: take its device by name)")
     from .process import mapped_libraries
 
     asked = list(_runtimes)
@@ -121,16 +120,18 @@ def _search_pointer(ptr: int) -> tuple[str, int]:
             "; ".join(f"{part.kind}: {part.looked_for}" for part in parts),
             " ".join(part.install for part in parts),
         )
+    if "rocm" in asked:
+        from .hip_library import single_hip_runtime
+
+        single_hip_runtime()  # a package loaded after ours may have brought a second one; that is said then
     raise ValueError(
         f"ptr: got {ptr:#x}, which no device of {' or '.join(asked)} has allocated; want a pointer to"
-        " device memory"
-        " (is the array on the host, or already freed?)"
+        " device memory (is the array on the host, or already freed?)"
     )
 
 
 def available_runtimes() -> list[RuntimeReport]:
-    """What this machine has, one report a kind, for ``hipgroupgemm doctor``. Never raises for a missing
-    runtime."""
+    """What this machine has, one report a kind, for ``hipgroupgemm doctor``. A missing one raises nothing."""
     from .report import report_runtime
 
     return [report_runtime(kind) for kind in KINDS]

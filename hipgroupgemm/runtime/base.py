@@ -92,8 +92,7 @@ class Runtime(abc.ABC):
         """Index of the calling thread's current device; 0 when none was made current."""
 
     def use_device(self, device: int) -> UseDevice:
-        """``with runtime.use_device(i):`` makes device ``i`` current in this thread and restores the former
-        one.
+        """``with runtime.use_device(i):`` makes a device current in this thread, then restores the former.
 
         On CUDA that is the device's primary context, the one that torch, JAX and CuPy use.
         """
@@ -115,7 +114,11 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def pointer_device(self, ptr: int) -> int | None:
-        """Device that owns a device pointer (managed memory included); None for host or unknown memory."""
+        """Device that a pointer belongs to; None for memory that the runtime doesn't know.
+
+        Managed memory counts, and so does pinned host memory, which every device can read (Numba's mapped
+        arrays are such): the answer is then the device that was current when it was allocated.
+        """
 
     @abc.abstractmethod
     def malloc(self, nbytes: int, device: int, stream: int = 0) -> int:
@@ -192,13 +195,11 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def capture_id(self, stream: int) -> int:
-        """Number of the capture that the stream takes part in (unique in the process), 0 when it isn't
-        captured."""
+        """Number of the capture that the stream takes part in, unique in the process; 0 for none."""
 
     @abc.abstractmethod
     def relaxed_capture(self) -> AbstractContextManager[None]:
-        """Let this thread allocate and synchronise while some stream is captured, without touching the
-        capture."""
+        """Let this thread allocate and synchronise while a stream is captured, without disturbing that."""
 
     @abc.abstractmethod
     def create_event(self, device: int, *, timing: bool = False) -> int:
@@ -248,8 +249,7 @@ class Runtime(abc.ABC):
 
     @contextmanager
     def capture(self, stream: int) -> Iterator[list[int]]:
-        """``with runtime.capture(s) as graph:`` records; afterwards ``graph[0]`` is the executable graph's
-        handle."""
+        """``with runtime.capture(s) as graph:`` records; afterwards ``graph[0]`` is the graph's handle."""
         graph: list[int] = []
         self.begin_capture(stream)
         try:
@@ -348,9 +348,7 @@ class Runtime(abc.ABC):
                     except ForkedProcessError:
                         raise
                     except RuntimeError:
-                        default_cache().discard(
-                            key
-                        )  # intact on disk, but no code object: written by something else
+                        default_cache().discard(key)  # intact on disk, but no code object: written by something else
                 if module is None:
                     code = self.compile(source, name, options, info.target, headers)
                     module = self.load_module(code, device)

@@ -66,8 +66,7 @@ def cache_key(
 
 
 def default_directory() -> Path | None:
-    """Where the cache lies: HIPGROUPGEMM_CACHE_DIR, or the user's cache directory; None when there is no
-    home."""
+    """HIPGROUPGEMM_CACHE_DIR, or a place in the user's cache directory; None when there is no home."""
     named = os.environ.get(ENVIRONMENT_VARIABLE)
     if named:
         return Path(named).expanduser()
@@ -98,8 +97,7 @@ class CompileCache:
         return self.directory / "code" / key[:2] / f"{key}.bin" if self.directory is not None else None
 
     def get(self, key: str) -> bytes | None:
-        """The code stored under ``key``; None when there is none, or when it was damaged (then it is
-        dropped)."""
+        """The code stored under ``key``, or None. A damaged entry is dropped."""
         path = self.path(key)
         if path is None:
             return None
@@ -119,8 +117,7 @@ class CompileCache:
         return code
 
     def put(self, key: str, code: bytes) -> bool:
-        """Store code under ``key``; whether that worked. Never raises for a directory that can't be
-        written."""
+        """Store code under ``key``; whether that worked. A directory that can't be written is no error."""
         path = self.path(key)
         if path is None:
             return False
@@ -179,9 +176,7 @@ class CompileCache:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "compile cache: can't %s %s (%s); kernels are compiled anew in every process. Set %s to a"
-                " directory"
-                " that can be written",
+                "compile cache: can't %s %s (%s); kernels are compiled anew in every process. Set %s to a directory that can be written",
                 what,
                 path,
                 error,

@@ -1,280 +1,48 @@
-"""The CUDA runtime, on the driver API.
-
-Bindings: ``cuda.bindings.driver``, which cuda-core depends on, for everything that isn't on the path of an
-execute; for what is (launches, tensor maps, pointer and capture queries) the same driver library through
-ctypes with prepared arguments, which the launch benchmark in tests/test_runtime_cuda.py shows to be quicker.
+"""The CUDA runtime, on the driver API through ``cuda.bindings.driver``, which cuda-core depends on.
 
 Only primary contexts are used, the ones that the CUDA runtime API, torch, JAX and CuPy use; none is ever
-created.
+created. What a launch costs, this way and others, is measured in tests/test_runtime_cuda.py.
 """
 
 from __future__ import annotations
 
 import ctypes
-import struct
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from .base import Runtime
-from .errors import DeviceError, DeviceMemoryError, ForkedProcessError, RuntimeUnavailable
-from .objects import DeviceInfo, Function, Module, PreparedLaunch
+from .cuda_driver import NOT_READY, NOTES, OUT_OF_MEMORY, CudaDriver
+from .cuda_launch import CudaLaunch
+from .errors import DeviceError, DeviceMemoryError, ForkedProcessError
+from .objects import Function, Module
 from .parameters import KernelParameters
-from .process import mapped_libraries
 
-INSTALL = (
-    "Install an NVIDIA driver (525 or newer) and the package cuda-core (pip install 'hipgroupgemm[cuda]')."
-)
-
-_NOT_INITIALIZED = 3
-_OUT_OF_MEMORY = 2
-_NOT_READY = 600
-_CAPTURE_IMPLICIT = 906
-_NOTES = {
-    201: "no context is current in this thread: wrap the call in runtime.use_device(i)",
-    209: "the code object holds no code for this device: compile for its architecture",
-    400: "a handle (stream, event, function) is not valid, was destroyed, or belongs to another device",
-    700: "a kernel accessed memory out of bounds; the context is lost, restart the process",
-    716: "a kernel used a misaligned address; the context is lost, restart the process",
-    719: "a kernel failed; the context is lost, restart the process",
-    900: "not allowed while a stream is being captured: do it before the capture",
-    901: "an earlier call invalidated the capture: end it, and prepare everything before the next one",
-    906: "the default stream can't be used while another stream of the context is being captured: pass the"
-    " stream"
-    " that is captured, or end the capture first",
-}
-
+_INVALID_VALUE = 1
 _ALLOC_PORTABLE = 1
 _EVENT_DISABLE_TIMING = 2
 _STREAM_NON_BLOCKING = 1
-_MEMORY_DEVICE = 2
-_POINTER_ATTRIBUTES = (2, 9, 8)  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE, _DEVICE_ORDINAL, _IS_MANAGED
-_LAUNCH_CLUSTER_DIMENSION = 4
-_LAUNCH_PROGRAMMATIC = 6
-_LAUNCH_ATTRIBUTE_BYTES = 72  # id (4), padding (4), value (64)
 
 
-class _LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig of cuda.h."""
-
-    _fields_ = [
-        ("grid_x", ctypes.c_uint),
-        ("grid_y", ctypes.c_uint),
-        ("grid_z", ctypes.c_uint),
-        ("block_x", ctypes.c_uint),
-        ("block_y", ctypes.c_uint),
-        ("block_z", ctypes.c_uint),
-        ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("attribute_count", ctypes.c_uint),
-    ]
-
-
-class _PointerQuery(threading.local):
-    """Storage of one cuPointerGetAttributes call, one a thread."""
-
-    def __init__(self) -> None:
-        self.attributes = (ctypes.c_int * len(_POINTER_ATTRIBUTES))(*_POINTER_ATTRIBUTES)
-        # each answer gets 8 bytes, of which the attributes asked for write 4
-        self.answers = (ctypes.c_uint64 * len(_POINTER_ATTRIBUTES))()
-        start = ctypes.addressof(self.answers)
-        self.addresses = (ctypes.c_void_p * len(_POINTER_ATTRIBUTES))(*(start + 8 * i for i in range(3)))
-
-
-class CudaLaunch(PreparedLaunch):
-    """cuLaunchKernelEx with everything in place; made by :meth:`CudaRuntime.prepare_launch`."""
-
-    __slots__ = ("_arguments", "_call", "_config", "_function", "_keep", "_runtime")
-
-    def __init__(
-        self, runtime: CudaRuntime, function: Function, config: _LaunchConfig, keep: tuple[Any, ...]
-    ) -> None:
-        self._runtime = runtime
-        self._function = function
-        self._config = config
-        self._keep = keep
-        self._call = runtime._cu_launch_kernel_ex
-        params: KernelParameters = keep[0]
-        self._arguments = (
-            ctypes.c_void_p(ctypes.addressof(config)),
-            ctypes.c_void_p(function.handle),
-            ctypes.c_void_p(params.address),
-        )
-
-    def run(self) -> None:
-        """Launch, with the values that the parameter block has now."""
-        if self._runtime._forked:
-            raise ForkedProcessError("cuda")
-        config, function, params = self._arguments
-        status = self._call(config, function, params, None)
-        if status:
-            at = self._config
-            self._runtime._launch_failed(
-                status,
-                "cuLaunchKernelEx",
-                self._function,
-                (at.grid_x, at.grid_y, at.grid_z),
-                (at.block_x, at.block_y, at.block_z),
-                at.shared_bytes,
-            )
-
-    def set_grid(self, grid: tuple[int, int, int]) -> None:
-        """Change the grid (blocks in x, y, z) of later runs."""
-        config = self._config
-        config.grid_x, config.grid_y, config.grid_z = grid
-
-
-class CudaRuntime(Runtime):
+class CudaRuntime(CudaDriver):
     """CUDA in this process. Get it from ``get_runtime("cuda")``."""
-
-    kind = "cuda"
 
     def __init__(self) -> None:
         super().__init__()
-        try:
-            from cuda.bindings import driver
-        except ImportError as error:
-            raise RuntimeUnavailable(
-                "cuda", f"the Python package cuda.bindings is missing ({error})", INSTALL
-            ) from None
-        self._driver: Any = driver
-        try:
-            status = int(driver.cuInit(0)[0])
-        except (
-            Exception
-        ) as error:  # the bindings raise what their loader raises, which differs between versions
-            raise RuntimeUnavailable("cuda", f"no driver library ({error})", INSTALL) from None
-        if status == _NOT_INITIALIZED:
-            # what cuInit says in a process forked from one in which somebody had called it
-            raise ForkedProcessError("cuda")
-        if status:
-            name = self._status_name(status)
-            raise RuntimeUnavailable("cuda", f"cuInit returned status {status} ({name})", INSTALL)
-        self._count = int(self._check("cuDeviceGetCount"))
-        if self._count == 0:
-            raise RuntimeUnavailable(
-                "cuda", "the driver sees no device (is CUDA_VISIBLE_DEVICES empty?)", INSTALL
-            )
-        self.version = int(self._check("cuDriverGetVersion"))
-        self._contexts: dict[int, tuple[Any, int]] = {}
-        mapped = mapped_libraries("libcuda.so")
-        self.library = mapped[0] if mapped else "libcuda.so.1"
-        library = ctypes.CDLL(self.library)
-        # no argtypes: prepared ctypes objects pass unconverted, which is what makes these calls cheap
-        self._cu_launch_kernel = library.cuLaunchKernel
-        self._cu_launch_kernel_ex = library.cuLaunchKernelEx
-        self._cu_pointer_get_attributes = library.cuPointerGetAttributes
-        self._cu_stream_is_capturing = library.cuStreamIsCapturing
-        self._cu_tensor_map_encode = library.cuTensorMapEncodeTiled
-        self._cu_tensor_map_replace = library.cuTensorMapReplaceAddress
-        self._query = _PointerQuery()
-
-    # ---- calls and errors
-
-    def _status_name(self, status: int) -> str:
-        try:
-            return str(self._driver.CUresult(status).name)
-        except ValueError:
-            return "unknown"
-
-    def _fail(self, call: str, status: int, note: str = "") -> DeviceError:
-        kind = DeviceMemoryError if status == _OUT_OF_MEMORY else DeviceError
-        return kind(call, status, self._status_name(status), note or _NOTES.get(status, ""))
-
-    def _check(self, call: str, *arguments: Any) -> Any:
-        """Call the driver through the bindings; the value, or the tuple of values, or None."""
-        if self._forked:
-            raise ForkedProcessError("cuda")
-        result = getattr(self._driver, call)(*arguments)
-        status = int(result[0])
-        if status:
-            raise self._fail(call, status)
-        if len(result) == 2:
-            return result[1]
-        return result[1:] if len(result) > 2 else None
-
-    # ---- devices
-
-    def device_count(self) -> int:
-        """Number of devices, at least 1."""
-        return self._count
-
-    def _attribute(self, device: int, name: str) -> int:
-        attribute = getattr(self._driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_" + name)
-        return int(self._check("cuDeviceGetAttribute", attribute, device))
-
-    def _read_info(self, device: int) -> DeviceInfo:
-        name = bytes(self._check("cuDeviceGetName", 256, device)).split(b"\0", 1)[0].decode(errors="replace")
-        major = self._attribute(device, "COMPUTE_CAPABILITY_MAJOR")
-        minor = self._attribute(device, "COMPUTE_CAPABILITY_MINOR")
-        return DeviceInfo(
-            index=device,
-            name=name,
-            architecture=f"sm_{major}{minor}",
-            features="",
-            multiprocessors=self._attribute(device, "MULTIPROCESSOR_COUNT"),
-            warp_size=self._attribute(device, "WARP_SIZE"),
-            max_threads_per_block=self._attribute(device, "MAX_THREADS_PER_BLOCK"),
-            shared_memory_per_block=self._attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK"),
-            shared_memory_optin=self._attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-            l2_bytes=self._attribute(device, "L2_CACHE_SIZE"),
-            memory_bytes=int(self._check("cuDeviceTotalMem", device)),
-            memory_pools=bool(self._attribute(device, "MEMORY_POOLS_SUPPORTED")),
-        )
-
-    def _primary_context(self, device: int) -> tuple[Any, int]:
-        """The retained primary context of a device, as the bindings' object and as an int."""
-        pair = self._contexts.get(device)
-        if pair is None:
-            self.check_device(device)
-            with self._lock:
-                pair = self._contexts.get(device)
-                if pair is None:
-                    context = self._check("cuDevicePrimaryCtxRetain", device)
-                    pair = self._contexts[device] = (context, int(context))
-        return pair
-
-    def current_device(self) -> int:
-        """Index of the calling thread's current device; 0 when none was made current."""
-        if not int(self._check("cuCtxGetCurrent")):
-            return 0
-        return int(self._check("cuCtxGetDevice"))
-
-    def _enter_device(self, device: int) -> object:
-        context, handle = self._contexts.get(device) or self._primary_context(device)
-        current = self._check("cuCtxGetCurrent")
-        if int(current) == handle:
-            return None
-        self._check("cuCtxSetCurrent", context)
-        return current
-
-    def _leave_device(self, previous: object) -> None:
-        # set rather than popped: code inside may have replaced the top of the stack, as cudaSetDevice does
-        self._check("cuCtxSetCurrent", previous)
-
-    def memory_info(self, device: int) -> tuple[int, int]:
-        """(free, total) bytes of a device's memory."""
-        with self.use_device(device):
-            free, total = self._check("cuMemGetInfo")
-        return int(free), int(total)
+        self._library: ctypes.CDLL | None = None
+        self._device_ordinal = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
     # ---- memory
 
     def pointer_device(self, ptr: int) -> int | None:
-        """Device that owns a device pointer (managed memory included); None for host or unknown memory."""
+        """Device that a pointer belongs to; see :meth:`Runtime.pointer_device`."""
         if self._forked:
             raise ForkedProcessError("cuda")
-        query = self._query
-        answers = query.answers
-        answers[0] = answers[1] = answers[2] = 0
-        status = self._cu_pointer_get_attributes(3, query.attributes, query.addresses, ctypes.c_uint64(ptr))
-        if status:
-            raise self._fail("cuPointerGetAttributes", status)
-        if answers[0] & 0xFFFFFFFF == _MEMORY_DEVICE or answers[2] & 0xFF:
-            return answers[1] & 0xFFFFFFFF
-        return None
+        status, device = self._driver.cuPointerGetAttribute(self._device_ordinal, ptr)
+        if status == 0:
+            return int(device)
+        if status == _INVALID_VALUE:
+            return None  # memory that the driver did not allocate or register
+        raise self._fail("cuPointerGetAttribute", int(status))
 
     def malloc(self, nbytes: int, device: int, stream: int = 0) -> int:
         """Device memory for use on ``stream``; see :meth:`Runtime.malloc`."""
@@ -300,7 +68,7 @@ class CudaRuntime(Runtime):
         except DeviceMemoryError:
             free, total = self.memory_info(device)
             note = f"wanted {nbytes} bytes on device {device}, where {free} of {total} bytes are free"
-            raise self._fail(call, _OUT_OF_MEMORY, note) from None
+            raise self._fail(call, OUT_OF_MEMORY, note) from None
 
     def free(self, ptr: int, device: int, stream: int = 0) -> None:
         """Give memory back in stream order; see :meth:`Runtime.free`."""
@@ -370,8 +138,7 @@ class CudaRuntime(Runtime):
             self._check("cuCtxSynchronize")
 
     def stream_key(self, stream: int) -> int:
-        """A number for a stream that no later stream gets (negative, so that it can't be taken for a
-        handle)."""
+        """A number for a stream that no later stream gets; negative, so that it is no handle."""
         if stream in (0, 1):
             return 0
         return -1 - int(self._check("cuStreamGetId", stream))
@@ -380,11 +147,10 @@ class CudaRuntime(Runtime):
         """Whether the stream records a graph just now."""
         if self._forked:
             raise ForkedProcessError("cuda")
-        answer = ctypes.c_int()
-        status = self._cu_stream_is_capturing(ctypes.c_void_p(stream), ctypes.byref(answer))
+        status, state = self._driver.cuStreamIsCapturing(stream)
         if status:
-            raise self._fail("cuStreamIsCapturing", status)
-        return answer.value != 0
+            raise self._fail("cuStreamIsCapturing", int(status))
+        return bool(state)
 
     def capture_id(self, stream: int) -> int:
         """Number of the capture that the stream takes part in, 0 when it isn't captured."""
@@ -392,9 +158,7 @@ class CudaRuntime(Runtime):
             return 0
         status, number = self._check("cuStreamGetCaptureInfo", stream)[:2]
         if int(status) != 1:
-            raise DeviceError(
-                "cuStreamGetCaptureInfo", 901, self._status_name(901), _NOTES[901]
-            )  # an invalidated capture has no number
+            raise DeviceError("cuStreamGetCaptureInfo", 901, self._status_name(901), NOTES[901])  # an invalidated capture has no number
         return int(number)
 
     def create_event(self, device: int, *, timing: bool = False) -> int:
@@ -418,7 +182,7 @@ class CudaRuntime(Runtime):
         """Whether the work that an event marks is done."""
         self.check_process()
         status = int(self._driver.cuEventQuery(event)[0])
-        if status not in (0, _NOT_READY):
+        if status not in (0, NOT_READY):
             raise self._fail("cuEventQuery", status)
         return status == 0
 
@@ -479,9 +243,7 @@ class CudaRuntime(Runtime):
         """Compile CUDA C++ with NVRTC; see :meth:`Runtime.compile`."""
         from .cuda_compile import compile_cuda
 
-        return compile_cuda(
-            source, name, options, device_arch or self.architecture(self.current_device()), headers
-        )
+        return compile_cuda(source, name, options, device_arch or self.architecture(self.current_device()), headers)
 
     def _load(self, code: bytes, device: int) -> int:
         image = code if code.startswith(b"\x7fELF") else code + b"\0"  # PTX is text and must end in a zero
@@ -496,6 +258,11 @@ class CudaRuntime(Runtime):
         status, function = self._driver.cuModuleGetFunction(module.handle, name.encode())
         if int(status):
             raise self._fail("cuModuleGetFunction", int(status), f"the module has no kernel {name!r}")
+        # since CUDA 12 a kernel is loaded at its first launch, which a capture would forbid: load it now
+        load = getattr(self._driver, "cuFuncLoad", None)
+        if load is not None and self.version >= 12040:
+            with self.use_device(module.device), self.relaxed_capture():
+                self._check("cuFuncLoad", function)
         return function
 
     def _set_shared_limit(self, function: Function, nbytes: int) -> None:
@@ -517,17 +284,9 @@ class CudaRuntime(Runtime):
         """Launch a kernel on the current device; see :meth:`Runtime.launch`."""
         if self._forked:
             raise ForkedProcessError("cuda")
-        status = self._cu_launch_kernel(
-            ctypes.c_void_p(function.handle),
-            *grid,
-            *block,
-            shared_bytes,
-            ctypes.c_void_p(stream),
-            ctypes.c_void_p(params.address),
-            None,
-        )
+        status = self._driver.cuLaunchKernel(function.native, *grid, *block, shared_bytes, stream, params.address, 0)[0]
         if status:
-            self._launch_failed(status, "cuLaunchKernel", function, grid, block, shared_bytes)
+            self._launch_failed(int(status), "cuLaunchKernel", function, grid, block, shared_bytes)
 
     def prepare_launch(
         self,
@@ -542,29 +301,37 @@ class CudaRuntime(Runtime):
         programmatic: bool = False,
     ) -> CudaLaunch:
         """A launch to be run many times; see :meth:`Runtime.prepare_launch`."""
-        attributes = []
-        if cluster is not None and tuple(cluster) != (1, 1, 1):
-            attributes.append(struct.pack("=I4x3I52x", _LAUNCH_CLUSTER_DIMENSION, *cluster))
-        if programmatic:
-            attributes.append(struct.pack("=I4xi60x", _LAUNCH_PROGRAMMATIC, 1))
-        if attributes:
+        clustered = cluster is not None and tuple(cluster) != (1, 1, 1)
+        if clustered or programmatic:
             info = self.device_info(function.module.device)
             if int(info.architecture.removeprefix("sm_")) < 90:
-                raise NotImplementedError(
-                    f"cluster, programmatic: device {info.index} is {info.architecture}; both need sm_90"
-                    " or later"
-                )
-        stored = (ctypes.c_char * (_LAUNCH_ATTRIBUTE_BYTES * max(len(attributes), 1)))()
-        stored.raw = b"".join(attributes).ljust(len(stored), b"\0")
-        config = _LaunchConfig(
-            *grid,
-            *block,
+                raise NotImplementedError(f"cluster, programmatic: device {info.index} is {info.architecture}; both need sm_90 or later")
+        return CudaLaunch(
+            self,
+            function,
+            grid,
+            block,
             shared_bytes,
             stream,
-            ctypes.addressof(stored) if attributes else None,
-            len(attributes),
+            params,
+            cluster if clustered else None,
+            programmatic,
         )
-        return CudaLaunch(self, function, config, (params, stored))
+
+    def driver_function(self, name: str) -> Any:
+        """A function of the driver library through ctypes, for calls that prepared arguments make cheaper.
+
+        Raises:
+            NotImplementedError: the driver is too old to have it.
+        """
+        if self._library is None:
+            self._library = ctypes.CDLL(self.library)
+        try:
+            return getattr(self._library, name)
+        except AttributeError:
+            raise NotImplementedError(
+                f"{name}: the driver (API version {self.version}) has no such function; install a newer one"
+            ) from None
 
     def encode_tensor_map(
         self,
@@ -610,9 +377,4 @@ class CudaRuntime(Runtime):
                 f" {function.shared_limit} bytes (get_function raises that limit up to"
                 f" {info.shared_memory_optin})"
             )
-        raise self._fail(call, status, where + (f": {_NOTES[status]}" if status in _NOTES else ""))
-
-    def disable_after_fork(self) -> None:
-        """Called in a forked child: from now on every call raises ForkedProcessError."""
-        super().disable_after_fork()
-        self._contexts = {}
+        raise self._fail(call, status, where + (f": {NOTES[status]}" if status in NOTES else ""))

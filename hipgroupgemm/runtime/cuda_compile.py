@@ -22,14 +22,10 @@ def _load() -> tuple[Any, str, tuple[int, ...]]:
             try:
                 from cuda.bindings import nvrtc
             except ImportError as error:
-                raise RuntimeUnavailable(
-                    "cuda", f"cuda.bindings.nvrtc is missing ({error})", INSTALL
-                ) from None
+                raise RuntimeUnavailable("cuda", f"cuda.bindings.nvrtc is missing ({error})", INSTALL) from None
             try:
                 status, major, minor = nvrtc.nvrtcVersion()
-            except (
-                Exception
-            ) as error:  # the bindings raise what their loader raises, which differs between versions
+            except Exception as error:  # the bindings raise what their loader raises, which differs between versions
                 raise RuntimeUnavailable("cuda", f"no NVRTC library ({error})", INSTALL) from None
             more_status, architectures = nvrtc.nvrtcGetSupportedArchs()
             for call, number in (("nvrtcVersion", status), ("nvrtcGetSupportedArchs", more_status)):
@@ -71,11 +67,7 @@ def target_options(architecture: str, supported: Sequence[int]) -> tuple[str, bo
         return f"--gpu-architecture={architecture}", True
     older = [a for a in supported if a < number]
     if not older:
-        raise ValueError(
-            f"device_arch: got {architecture}; this NVRTC compiles for sm_{min(supported)} and later."
-            " Install an older"
-            " NVRTC"
-        )
+        raise ValueError(f"device_arch: got {architecture}; this NVRTC compiles for sm_{min(supported)} and later. Install an older NVRTC")
     return f"--gpu-architecture=compute_{max(older)}", False
 
 

@@ -9,14 +9,16 @@ others.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from .base import Runtime
 from .errors import DeviceError, DeviceMemoryError, ForkedProcessError, RuntimeUnavailable
-from .hip_library import INSTALL, load_hip
-from .objects import DeviceInfo, Function, Module, PreparedLaunch
+from .hip_launch import HipLaunch, LaunchArguments
+from .hip_library import NO_DEVICE, load_hip
+from .objects import DeviceInfo, Function, Module
 from .parameters import KernelParameters
 
 _OUT_OF_MEMORY = 2
@@ -32,58 +34,22 @@ _NOTES = {
     900: "not allowed while a stream is being captured: do it before the capture",
     901: "an earlier call invalidated the capture: end it, and prepare everything before the next one",
     906: "the default stream can't be used while another stream is being captured: pass the stream that is"
-    " captured,"
-    " or end the capture first",
+    " captured, or end the capture first",
 }
 
 _HOST_PORTABLE = 1
 _EVENT_DISABLE_TIMING = 2
 _STREAM_NON_BLOCKING = 1
 _CAPTURE_RELAXED = 2
-_DEVICE_MEMORY_TYPES = (2, 3, 11)  # hipMemoryTypeDevice, Managed, Unified, as numbered since HIP 6.0
+_KEPT_STREAMS = 256
 
 
-class HipLaunch(PreparedLaunch):
-    """hipModuleLaunchKernel with its arguments in place; made by :meth:`HipRuntime.prepare_launch`."""
+class _PointerQuery(threading.local):
+    """Where one hipPointerGetAttribute call of a thread writes its answer."""
 
-    __slots__ = ("_arguments", "_call", "_function", "_grid", "_keep", "_runtime")
-
-    def __init__(
-        self,
-        runtime: HipRuntime,
-        function: Function,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        stream: int,
-        params: KernelParameters,
-    ) -> None:
-        self._runtime = runtime
-        self._function = function
-        self._grid = tuple(grid)
-        self._keep = params
-        self._call = runtime._hip.hipModuleLaunchKernel
-        self._arguments = (
-            *block,
-            shared_bytes,
-            runtime._hip.ihipStream_t.fromObj(stream),
-            params.address,
-            None,
-        )
-
-    def run(self) -> None:
-        """Launch, with the values that the parameter block has now."""
-        if self._runtime._forked:
-            raise ForkedProcessError("rocm")
-        status = self._call(self._function.native, *self._grid, *self._arguments)[0]
-        if status:
-            self._runtime._launch_failed(
-                int(status), self._function, self._grid, self._arguments[:3], self._arguments[3]
-            )
-
-    def set_grid(self, grid: tuple[int, int, int]) -> None:
-        """Change the grid (blocks in x, y, z) of later runs."""
-        self._grid = tuple(grid)
+    def __init__(self) -> None:
+        self.answer = ctypes.c_int()
+        self.address = ctypes.c_void_p(ctypes.addressof(self.answer))
 
 
 class HipRuntime(Runtime):
@@ -94,24 +60,22 @@ class HipRuntime(Runtime):
     def __init__(self) -> None:
         super().__init__()
         self._hip, self.library = load_hip()
-        count = int(self._check("hipGetDeviceCount"))
+        try:
+            count = int(self._check("hipGetDeviceCount"))
+        except DeviceError as error:
+            raise RuntimeUnavailable("rocm", f"{self.library}: {error}", NO_DEVICE) from None
         if count == 0:
-            raise RuntimeUnavailable(
-                "rocm",
-                f"{self.library} sees no device (are HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES empty?)",
-                INSTALL,
-            )
+            raise RuntimeUnavailable("rocm", f"{self.library} sees no device", NO_DEVICE)
         self._count = count
         self.version = int(self._check("hipRuntimeGetVersion"))
         self._without_pools: set[int] = set()
         self._copy_kind = self._hip.hipMemcpyKind.hipMemcpyDefault
-        attribute = self._hip.hipPointer_attribute
-        self._memory_type = attribute.HIP_POINTER_ATTRIBUTE_MEMORY_TYPE
-        self._device_ordinal = attribute.HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        self._launch_arguments = LaunchArguments(self._hip)
+        self._streams: dict[int, Any] = {}
+        self._query = _PointerQuery()
+        self._device_ordinal = self._hip.hipPointer_attribute.HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         # hip-python's binding of this one passes an uninitialised mode in, so it is called without it
-        self._exchange_capture_mode = getattr(
-            ctypes.CDLL(self.library), "hipThreadExchangeStreamCaptureMode", None
-        )
+        self._exchange_capture_mode = getattr(ctypes.CDLL(self.library), "hipThreadExchangeStreamCaptureMode", None)
 
     # ---- calls and errors
 
@@ -138,6 +102,15 @@ class HipRuntime(Runtime):
         if len(result) == 2:
             return result[1]
         return result[1:] if len(result) > 2 else None
+
+    def _stream(self, stream: int) -> Any:
+        """The bindings' object of a stream handle: a bare pointer that owns nothing, so it may be kept."""
+        found = self._streams.get(stream)
+        if found is None:
+            if len(self._streams) >= _KEPT_STREAMS:
+                self._streams.clear()
+            found = self._streams[stream] = self._hip.ihipStream_t.fromObj(stream)
+        return found
 
     # ---- devices
 
@@ -203,21 +176,19 @@ class HipRuntime(Runtime):
     # ---- memory
 
     def pointer_device(self, ptr: int) -> int | None:
-        """Device that owns a device pointer (managed memory included); None for host or unknown memory."""
+        """Device that a pointer belongs to; see :meth:`Runtime.pointer_device`."""
         if self._forked:
             raise ForkedProcessError("rocm")
         if not ptr:
             return None
-        answer = ctypes.c_int(0)
-        address = ctypes.addressof(answer)
-        hip = self._hip
-        if hip.hipPointerGetAttribute(address, self._memory_type, ptr)[0]:
-            hip.hipGetLastError()  # unknown memory is no error here: leave no trace of one
-            return None
-        if answer.value not in _DEVICE_MEMORY_TYPES:
-            return None
-        self._check("hipPointerGetAttribute", address, self._device_ordinal, ptr)
-        return answer.value
+        answer = self._query.answer
+        answer.value = -1
+        status = self._hip.hipPointerGetAttribute(self._query.address, self._device_ordinal, ptr)[0]
+        if status == 0 and answer.value >= 0:
+            return int(answer.value)
+        if status:
+            self._hip.hipGetLastError()  # unknown memory is no error here: leave no trace of one
+        return None
 
     def malloc(self, nbytes: int, device: int, stream: int = 0) -> int:
         """Device memory for use on ``stream``; see :meth:`Runtime.malloc`."""
@@ -301,12 +272,12 @@ class HipRuntime(Runtime):
     def memcpy_async(self, dst: int, src: int, nbytes: int, stream: int = 0) -> None:
         """Copy bytes in stream order; see :meth:`Runtime.memcpy_async`."""
         if nbytes:
-            self._check("hipMemcpyAsync", dst, src, nbytes, self._copy_kind, stream)
+            self._check("hipMemcpyAsync", dst, src, nbytes, self._copy_kind, self._stream(stream))
 
     def memset_async(self, dst: int, value: int, nbytes: int, stream: int = 0) -> None:
         """Fill device memory with one byte value, in stream order."""
         if nbytes:
-            self._check("hipMemsetAsync", dst, value, nbytes, stream)
+            self._check("hipMemsetAsync", dst, value, nbytes, self._stream(stream))
 
     # ---- streams and events
 
@@ -334,7 +305,7 @@ class HipRuntime(Runtime):
 
     def is_capturing(self, stream: int) -> bool:
         """Whether the stream records a graph just now."""
-        return int(self._check("hipStreamIsCapturing", stream)) != 0
+        return int(self._check("hipStreamIsCapturing", self._stream(stream))) != 0
 
     def capture_id(self, stream: int) -> int:
         """Number of the capture that the stream takes part in, 0 when it isn't captured."""
@@ -357,7 +328,7 @@ class HipRuntime(Runtime):
 
     def record_event(self, event: int, stream: int = 0) -> None:
         """Mark the present end of a stream's work."""
-        self._check("hipEventRecord", event, stream)
+        self._check("hipEventRecord", event, self._stream(stream))
 
     def wait_event(self, stream: int, event: int) -> None:
         """Let a stream's later work wait for an event, without blocking the host."""
@@ -385,9 +356,7 @@ class HipRuntime(Runtime):
 
     def begin_capture(self, stream: int) -> None:
         """Record what this thread gives to ``stream`` from now on, instead of running it."""
-        self._check(
-            "hipStreamBeginCapture", stream, self._hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal
-        )
+        self._check("hipStreamBeginCapture", stream, self._hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal)
 
     def end_capture(self, stream: int) -> int:
         """End the recording; the executable graph's handle."""
@@ -468,8 +437,15 @@ class HipRuntime(Runtime):
         """Launch a kernel on the current device; see :meth:`Runtime.launch`."""
         if self._forked:
             raise ForkedProcessError("rocm")
+        arguments = self._launch_arguments
         status = self._hip.hipModuleLaunchKernel(
-            function.native, *grid, *block, shared_bytes, stream, params.address, None
+            function.native,
+            *grid,
+            *block,
+            shared_bytes,
+            self._stream(stream),
+            arguments.addresses(params),
+            arguments.no_extra,
         )[0]
         if status:
             self._launch_failed(int(status), function, grid, block, shared_bytes)
@@ -491,18 +467,13 @@ class HipRuntime(Runtime):
             raise NotImplementedError("cluster, programmatic: ROCm devices have neither; leave both out")
         return HipLaunch(self, function, grid, block, shared_bytes, stream, params)
 
-    def _launch_failed(
-        self, status: int, function: Function, grid: Sequence[int], block: Sequence[int], shared_bytes: int
-    ) -> None:
+    def _launch_failed(self, status: int, function: Function, grid: Sequence[int], block: Sequence[int], shared_bytes: int) -> None:
         info = self.device_info(function.module.device)
         where = f"kernel {function.name}, grid {tuple(grid)}, block {tuple(block)}, {shared_bytes} bytes"
         " of shared memory"
         if status == 1:
             where += (
                 f"; want 1 or more blocks, 1 to {info.max_threads_per_block} threads a block, fewer than"
-                " 2^32 threads"
-                f" in all, and at most {info.shared_memory_optin} bytes"
+                f" 2^32 threads in all, and at most {info.shared_memory_optin} bytes"
             )
-        raise self._fail(
-            "hipModuleLaunchKernel", status, where + (f": {_NOTES[status]}" if status in _NOTES else "")
-        )
+        raise self._fail("hipModuleLaunchKernel", status, where + (f": {_NOTES[status]}" if status in _NOTES else ""))

@@ -81,9 +81,7 @@ def compile_hip(
             call("hiprtcGetProgramLog", program, log)
             text = bytes(log).rstrip(b"\0\n").decode(errors="replace")
             summary = f"{name} for {architecture}, {flags}"
-            raise CompileError(
-                "hiprtcCompileProgram", status, hiprtc.hiprtcResult(status).name, summary, text
-            )
+            raise CompileError("hiprtcCompileProgram", status, hiprtc.hiprtcResult(status).name, summary, text)
         code = bytearray(call("hiprtcGetCodeSize", program))
         call("hiprtcGetCode", program, code)
         return bytes(code)

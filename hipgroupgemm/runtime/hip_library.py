@@ -24,10 +24,14 @@ HIPRTC_STEM = "libhiprtc.so"
 _HIP_SONAMES = ("libamdhip64.so.7", "libamdhip64.so.6", HIP_STEM)
 _HIPRTC_SONAMES = ("libhiprtc.so.7", "libhiprtc.so.6", HIPRTC_STEM)
 
+_NO_DEVICE = 100
+NO_DEVICE = (
+    "Is there an AMD GPU, is its kernel driver (amdgpu) loaded, and may this user open /dev/kfd and /dev/dri"
+    " (groups render and video)? HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES can hide devices too."
+)
 INSTALL = (
     "Install ROCm's HIP runtime (6.0 or newer; a distribution's package, AMD's packages in /opt/rocm, or"
-    " the ROCm"
-    " wheels; ROCM_PATH names another place) and hip-python of the same major version"
+    " the ROCm wheels; ROCM_PATH names another place) and hip-python of the same major version"
     " (pip install 'hipgroupgemm[rocm]')."
 )
 
@@ -43,10 +47,8 @@ def single_hip_runtime() -> str | None:
         raise RuntimeUnavailable(
             "rocm",
             f"this process has loaded {len(found)} HIP runtimes, {' and '.join(found)}, and memory or"
-            " streams of one"
-            " are not valid in another",
-            "Make all packages use one of them: install packages built for one ROCm, or start Python with"
-            f" LD_PRELOAD={found[0]}.",
+            " streams of one are not valid in another",
+            f"Make all packages use one of them: install packages built for one ROCm, or start Python with LD_PRELOAD={found[0]}.",
         )
     return found[0] if found else None
 
@@ -112,8 +114,7 @@ def find_hip_library() -> str:
 
 
 def find_hiprtc_library(hip_library: str) -> str:
-    """Path or soname of the hipRTC that goes with a HIP runtime: loaded already, or beside it, or the
-    system's."""
+    """The hipRTC that goes with a HIP runtime: loaded already, or beside it, or the system's."""
     loaded = mapped_libraries(HIPRTC_STEM)
     if loaded:
         return loaded[0]
@@ -127,9 +128,7 @@ def find_hiprtc_library(hip_library: str) -> str:
         except OSError:
             continue
         return soname
-    raise RuntimeUnavailable(
-        "rocm", f"no {HIPRTC_STEM} beside {hip_library} or on the system's path", INSTALL
-    )
+    raise RuntimeUnavailable("rocm", f"no {HIPRTC_STEM} beside {hip_library} or on the system's path", INSTALL)
 
 
 def import_bindings() -> tuple[Any, Any]:
@@ -140,16 +139,13 @@ def import_bindings() -> tuple[Any, Any]:
         try:
             from hip import hip, hiprtc
         except ImportError as older:
-            raise RuntimeUnavailable(
-                "rocm", f"the Python package hip-python is missing ({older}; {newer})", INSTALL
-            ) from None
+            raise RuntimeUnavailable("rocm", f"the Python package hip-python is missing ({older}; {newer})", INSTALL) from None
     return hip, hiprtc
 
 
 @contextmanager
 def _bound_to(hip_module: Any, paths: dict[str, str]) -> Iterator[None]:
-    """While this is entered, hip-python opens the libraries of ``paths`` (by short name) when it opens
-    any."""
+    """While this is entered, hip-python opens the libraries of ``paths`` (short name: path)."""
     if hip_module.__name__.startswith("rocm."):
         # version 10 asks this function at its first call of each library, and remembers the answer
         from rocm.bindings.util import paths as resolver
@@ -193,13 +189,13 @@ def load_hip() -> tuple[Any, str]:
     path = single_hip_runtime() or path
     if status:
         name = getattr(hip.hipError_t(status), "name", "unknown")
-        raise RuntimeUnavailable("rocm", f"hipInit of {path} returned status {status} ({name})", INSTALL)
+        advice = NO_DEVICE if status == _NO_DEVICE else INSTALL
+        raise RuntimeUnavailable("rocm", f"hipInit of {path} returned status {status} ({name})", advice)
     return hip, path
 
 
 def load_hiprtc() -> tuple[Any, tuple[int, int]]:
-    """hip-python's hiprtc module, bound to the hipRTC of this process's HIP runtime; and its (major, minor)
-    version.
+    """hip-python's hiprtc module, bound to this process's hipRTC; and its (major, minor) version.
 
     Needs no device. The version stayed at (9, 0) through many releases.
 
@@ -212,9 +208,7 @@ def load_hiprtc() -> tuple[Any, tuple[int, int]]:
         try:
             status, major, minor = hiprtc.hiprtcVersion()
         except (RuntimeError, ValueError) as error:
-            raise RuntimeUnavailable(
-                "rocm", f"hiprtcVersion of {library} failed ({error})", INSTALL
-            ) from None
+            raise RuntimeUnavailable("rocm", f"hiprtcVersion of {library} failed ({error})", INSTALL) from None
     if int(status):
         raise RuntimeUnavailable("rocm", f"hiprtcVersion of {library} returned status {int(status)}", INSTALL)
     return hiprtc, (int(major), int(minor))

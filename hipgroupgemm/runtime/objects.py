@@ -84,8 +84,7 @@ class Module:
                 if shared_bytes > limit:
                     raise ValueError(
                         f"shared_bytes: kernel {name} wants {shared_bytes} bytes of shared memory a block;"
-                        " device"
-                        f" {self.device} gives {limit} at most. Choose a smaller tile or fewer stages"
+                        f" device {self.device} gives {limit} at most. Choose a smaller tile or fewer stages"
                     )
                 self.runtime._set_shared_limit(function, shared_bytes)
                 function.shared_limit = shared_bytes
@@ -138,16 +137,13 @@ class UseDevice:
         self._previous = self._runtime._enter_device(self._device)
         return self._device
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._previous is not None:
             self._runtime._leave_device(self._previous)
 
 
 class PreparedLaunch(abc.ABC):
-    """A launch whose every argument is fixed but the contents of its parameter block; :meth:`run` is the fast
-    path."""
+    """A launch with every argument fixed but the contents of its parameter block."""
 
     @abc.abstractmethod
     def run(self) -> None:

@@ -90,6 +90,7 @@ class KernelParameters:
         buffer_address: of the values, laid out as a C struct (host memory).
         nbytes: size of the values up to the end of the last one.
         offsets: of each value in that struct, in bytes.
+        native: for the bindings, which may keep an object for ``address`` here.
 
     Values start as zeros. ``params[i] = value`` changes one, ``params.set(value, ...)`` all of them at once,
     which costs little more than changing two.
@@ -107,6 +108,7 @@ class KernelParameters:
         "buffer_address",
         "kinds",
         "names",
+        "native",
         "nbytes",
         "offsets",
         "sizes",
@@ -130,20 +132,16 @@ class KernelParameters:
         self.offsets = tuple(offsets)
         self.sizes = tuple(size for _, size, _ in layouts)
         self.nbytes = end
+        self.native: Any = None
         # ctypes aligns no better than malloc does, so the block starts at the first multiple inside a larger
         # one
         self._storage = (ctypes.c_char * (end + BLOCK_ALIGNMENT))()
         base = ctypes.addressof(self._storage)
         self._start = -base % BLOCK_ALIGNMENT
         self.buffer_address = base + self._start
-        self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(
-            *(self.buffer_address + at for at in offsets)
-        )
+        self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(self.buffer_address + at for at in offsets))
         self.address = ctypes.addressof(self._pointers)
-        self._slots = [
-            (struct.Struct("=" + code), self._start + at)
-            for (code, _, _), at in zip(layouts, offsets, strict=True)
-        ]
+        self._slots = [(struct.Struct("=" + code), self._start + at) for (code, _, _), at in zip(layouts, offsets, strict=True)]
         self._all = struct.Struct("".join(codes))
         self._blobs = tuple((i, kind.nbytes) for i, kind in enumerate(kinds) if isinstance(kind, Blob))
 
@@ -198,9 +196,7 @@ class KernelParameters:
             self._all.pack_into(self._storage, self._start, *values)
         except (struct.error, OverflowError, TypeError, IndexError):
             if len(values) != len(self.kinds):
-                raise TypeError(
-                    f"values: got {len(values)}; want {len(self.kinds)}, one a parameter"
-                ) from None
+                raise TypeError(f"values: got {len(values)}; want {len(self.kinds)}, one a parameter") from None
             for position, value in enumerate(values):
                 self[position] = value
 

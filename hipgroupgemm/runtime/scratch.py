@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .allocator import ALIGNMENT, Allocator, Buffer, get_allocator
 from .base import Runtime
-from .memory import ALIGNMENT, Allocator, Buffer, get_allocator
 
 
 def pack_sections(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Offsets of sections of the given sizes (bytes), each 256-byte aligned, and the size of all of them
-    together."""
+    """Offsets of sections of the given sizes (bytes), each 256-byte aligned; and the size of them all."""
     offsets, end = [], 0
     for size in sizes:
         if size < 0:
@@ -34,7 +33,7 @@ class Scratch:
         runtime: the device's runtime.
         device: index of the device.
         stream: handle of the stream.
-        allocator: who allocates; whoever :func:`~hipgroupgemm.runtime.memory.set_allocator` names when left
+        allocator: who allocates; whoever :func:`.set_allocator` names when left
             out.
         preserve: bytes at the start that keep their contents when the memory grows.
 
@@ -127,8 +126,7 @@ class Scratch:
         return address if nbytes else 0
 
     def _allocate_zeroed(self, nbytes: int) -> int:
-        """Memory that no stream or pool owns, zeroed on a stream that isn't captured, so that nothing is
-        recorded."""
+        """Memory that no stream or pool owns, zeroed on a stream of its own, so that nothing is recorded."""
         runtime = self.runtime
         with runtime.relaxed_capture(), runtime.use_device(self.device):
             address = runtime.malloc_plain(nbytes, self.device)

@@ -73,9 +73,7 @@ def normalize_stream(kind: str, stream: object) -> int:
     if kind == "rocm":
         if handle in (CUDA_LEGACY_STREAM, CUDA_PER_THREAD_STREAM):
             raise ValueError(
-                f"stream: got {handle}, which only CUDA defines; want 0 for the default stream of a ROCm"
-                " device,"
-                " or a stream's handle"
+                f"stream: got {handle}, which only CUDA defines; want 0 for the default stream of a ROCm device, or a stream's handle"
             )
         return handle
     return DEFAULT_STREAM if handle == CUDA_LEGACY_STREAM else handle

@@ -1,0 +1,66 @@
+"""What `make bench` runs: all presets' six ragged-dot classes on this machine, checked, beside the baselines; two ratios; plots."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from hipgroupgemm.benchmark.command import Request, measure, plot_note, print_machine, stdout_console
+from hipgroupgemm.benchmark.labs import NumPyLab
+from hipgroupgemm.benchmark.plots import plot_floor, plot_speedup
+from hipgroupgemm.benchmark.ratios import bare_loop_ratio, on_one_thread, padded_ratio
+from hipgroupgemm.benchmark.table import print_rows, write_csv, write_json
+from hipgroupgemm.workloads import CLASSES, PRESETS
+
+OUT = Path(__file__).resolve().parent / "out"
+RATIO_SECONDS = 5.0  # for each of them
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=OUT, help="directory of the results (default: bench/out)")
+    parser.add_argument("--model", action="append", choices=list(PRESETS), help="only this preset; may be repeated")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    shapes = [PRESETS[name].shape for name in options.model or PRESETS]
+    request = Request(shapes, list(CLASSES.values()), backends=["reference"], seed=options.seed, device="cpu")
+    result = measure(request)
+    ratios = []
+    if not result.interrupted:
+        try:
+            lab = NumPyLab()
+            for measure_ratio in (bare_loop_ratio, padded_ratio):
+                ratios.append(measure_ratio(lab, RATIO_SECONDS, options.seed))
+            ratios += on_one_thread(RATIO_SECONDS, options.seed)
+        except KeyboardInterrupt:
+            result.interrupted = True
+
+    console = stdout_console()
+    print_rows(console, result.rows)
+    print_machine(console, result)
+    for ratio in ratios:
+        console.print(ratio.describe(), highlight=False, soft_wrap=True)
+    write_csv(options.out / "ragged_dot.csv", result.rows, result.context)
+    context = {**result.context, "interrupted": result.interrupted, "ratios": [ratio.as_dict() for ratio in ratios]}
+    write_json(options.out / "ragged_dot.json", result.rows, context)
+    if any(row.speedup is not None for row in result.rows):
+        for suffix in (".png", ".svg"):
+            plot_speedup(result.rows, options.out / f"speedup{suffix}", plot_note(result))
+            plot_floor(result.rows, options.out / f"floor{suffix}", plot_note(result))
+    faults = [fault for ratio in ratios for fault in ratio.faults]
+    for fault in faults:
+        console.print(fault, style="bold red", markup=False)
+    checked = sum(row.status == "ok" for row in result.rows)
+    seconds = time.monotonic() - started
+    console.print(
+        f"{checked} of {len(result.rows)} rows checked and right, {seconds:.0f} s; results and plots are in {options.out}", soft_wrap=True
+    )
+    return 1 if faults else result.exit_code(request.backends)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
