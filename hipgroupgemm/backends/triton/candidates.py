@@ -206,11 +206,19 @@ def all_candidates(mode: RaggedDotMode, target: Target) -> tuple[Candidate, ...]
     """Every candidate of a mode on a target; its place here is its index."""
     slabs = mode is RaggedDotMode.CONTRACTING
     if target.backend != "cuda":
-        return _PORTABLE_ROCM_SLABS if slabs else _PORTABLE_ROCM
+        found = _PORTABLE_ROCM_SLABS if slabs else _PORTABLE_ROCM
+        return found if target.architecture == "gfx942" else _without_kpack(found)
     portable = _PORTABLE_CUDA_SLABS if slabs else _PORTABLE_CUDA
     if target.architecture != 90:
         return portable
     return (*(_HOPPER_SLABS if slabs else _HOPPER_ROWS), *portable)
+
+
+@functools.lru_cache(4)
+def _without_kpack(found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """gfx950 and others take kpack 1 only."""
+    plain = [dataclasses.replace(k, extra=tuple((key, 1 if key == "kpack" else value) for key, value in k.extra)) for k in found]
+    return tuple(dict.fromkeys(plain))
 
 
 # ---- which can run a config --------------------------------------------------------------------------------------------------
@@ -380,7 +388,9 @@ def _portable_spec(k: Candidate, c: GroupedGemmConfig, machine: Machine) -> Kern
     slabs = c.ragged_mode is RaggedDotMode.CONTRACTING
     a, b, d = (f"*{element_of(t)}" for t in (c.type_a, c.type_b, c.type_d))
     wide = c.type_a != c.type_b
-    precision = "tf32" if c.compute_type == "tf32" else "ieee"
+    # TF32 allows less than float32, it does not demand it: gfx950 has no such unit
+    tf32 = c.compute_type == "tf32" and machine.target.architecture != "gfx950"
+    precision = "tf32" if tf32 else "ieee"
     constants: dict[str, Any] = {"BM": k.bm, "BN": k.bn, "BK": k.bk}
     signature: dict[str, Any]
     if slabs:
