@@ -14,6 +14,7 @@ import json
 import logging
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,7 +199,10 @@ def _build(spec: KernelSpec) -> tuple[dict[str, Any], bytes]:
             from triton.compiler import ASTSource
 
             source = ASTSource(function, signature, constants, attributes)
-        result: Any = triton.compile(source, target=GPUTarget(*spec.target), options=dict(spec.options))
+        options = {"enable_fp_fusion": True, **dict(spec.options)}
+        with warnings.catch_warnings():  # of defaults that will change; what matters here is set
+            warnings.simplefilter("ignore")
+            result: Any = triton.compile(source, target=GPUTarget(*spec.target), options=options)
     except Exception as error:  # whatever Triton, LLVM or ptxas raise
         raise CompileError(
             "triton.compile",
