@@ -53,7 +53,15 @@ class TritonBackend:
             return f"{tiles} tiles are too many for 32 bits"
         if config.ragged_extent >= 1 << 40:
             return f"a ragged extent of {config.ragged_extent} rows is too long"
-        return unavailable_reason()
+        return unavailable_reason() or self._device_reason(device)
+
+    def _device_reason(self, device: Device) -> str | None:
+        """Why the device cannot be asked, or None."""
+        try:
+            self._machine(device)
+        except (RuntimeError, ValueError) as error:  # no driver, no bindings, no such device
+            return str(error)
+        return None
 
     def algorithms(self, config: GroupedGemmConfig, device: Device, limits: AlgorithmLimits) -> list[MatmulAlgorithm]:
         """The candidates that can run the config within the limits, the best guess first."""

@@ -283,16 +283,58 @@ def ordered(config: GroupedGemmConfig, machine: Machine) -> list[tuple[int, Cand
         for index, candidate in enumerate(all_candidates(config.ragged_mode, machine.target))
         if (copies or candidate.kernel != "hopper") and _fits(candidate, config, machine)
     ]
-    return sorted(found, key=lambda pair: (_estimate(pair[1], config, machine), pair[0]))
+    places = {name: place for place, name in enumerate(_favourites(config, machine))} if copies else {}
+    far = len(places)
+    return sorted(found, key=lambda pair: (places.get(pair[1].name, far), _estimate(pair[1], config, machine), pair[0]))
 
 
 # ---- the best guess ----------------------------------------------------------------------------------------------------------
+
+
+def _favourites(config: GroupedGemmConfig, machine: Machine) -> tuple[str, ...]:
+    """Names of copy-engine candidates, the best first, as measured on an H200 (bench/NOTES.md has the numbers and the shapes)."""
+    c = config
+    groups = max(c.group_count, 1) if c.ragged_mode is not RaggedDotMode.BATCH else 1
+    if c.ragged_mode is RaggedDotMode.CONTRACTING:
+        depth = c.k / groups
+        if depth <= 40:
+            return ("tma_128x128x32_w8_s4_e1_b1", "tma_128x128x32_w8_s6_e2x2_b1", "tma_128x256x32_w8_s5_e2x2_b1")
+        if depth <= 72:
+            return ("tma_128x128x64_w8_s5_e1_b1", "tma_128x128x64_w8_s5_e2x2_b1", "tma_192x128x32_w12_s6_e1_b1")
+        if depth <= 128:
+            return ("tma_128x256x32_w8_s5_e2x2_b1", "tma_192x128x32_w12_s6_e1_b1", "tma_64x256x32_w4_s3_e1_b2")
+        if depth <= 320:
+            return ("tma_192x256x32_w12_s6_e2_b1", "tma_128x256x32_w8_s7_e2_b1", "tma_192x128x32_w12_s6_e1_b1")
+        if depth <= 560:
+            return ("tma_192x256x32_w12_s4_e1_b1", "tma_192x256x32_w12_s6_e2_b1", "tma_128x256x32_w8_s5_e1_b1")
+        return ("tma_128x256x64_w8_s3_e1_b1", "tma_192x256x64_w12_s3_e2_b1", "tma_192x256x32_w12_s6_e2_b1")
+    rows = c.m / groups
+    # few tiles of 256 columns would leave multiprocessors idle, or waste more than half of the tile
+    narrow = c.n <= 128 or groups * max(c.batch_count, 1) * math.ceil(rows / 128) * math.ceil(c.n / 256) < machine.multiprocessors
+    if rows <= 64:
+        if c.trans_b or narrow or rows > 32:
+            deep, double = "tma_64x128x64_w4_s6_e1_b1", "tma_64x128x64_w4_s3_e1_b2"
+            return (deep, double) if c.trans_b else (double, deep)
+        return ("tma_64x256x64_w4_s2_e2_b2", "tma_64x128x64_w4_s3_e1_b2", "tma_64x256x64_w4_s4_e1_b1")
+    if rows <= 128 and (c.trans_b or narrow):
+        return ("tma_128x128x64_w8_s5_e1_b1", "tma_128x128x64_w8_s6_e1_b1", "tma_128x256x64_w8_s3_e1_b1")
+    if rows <= 128:
+        return ("tma_128x256x64_w8_s3_e1_b1", "tma_128x256x64_w8_s3_e2x2_b1", "tma_128x128x64_w8_s5_e1_b1")
+    if rows <= 192:
+        wide, split = "tma_192x256x64_w12_s3_e2_b1", "tma_192x128x64_w12_s5_e2_b1"
+        return (split, wide) if c.trans_b or narrow else (wide, split)
+    if narrow:
+        return ("tma_128x128x64_w8_s5_e1_b1", "tma_128x128x64_w8_s6_e1_b1")
+    if rows <= 560:
+        return ("tma_128x256x64_w8_s4_e2_b1", "tma_128x256x64_w8_s3_e1_b1", "tma_128x128x64_w8_s5_e1_b1")
+    return ("tma_128x256x64_w8_s3_e1_b1", "tma_128x256x64_w8_s4_e2_b1", "tma_128x128x64_w8_s5_e1_b1")
 
 
 def _estimate(candidate: Candidate, config: GroupedGemmConfig, machine: Machine) -> float:
     """A cost to compare candidates by, in tile steps of one multiprocessor; not a time."""
     c, k = config, candidate
     groups = max(c.group_count, 1)
+    rows: float
     if c.ragged_mode is RaggedDotMode.CONTRACTING:
         rows, depth, problems = c.m, c.k / groups, groups * max(c.batch_count, 1)
     elif c.ragged_mode is RaggedDotMode.BATCH:

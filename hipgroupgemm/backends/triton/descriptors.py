@@ -68,6 +68,12 @@ class Descriptors:
             index = parameters.index(name)
             self._encoders[name] = (encoder, parameters.blob_address(index), index)
 
+    def move(self, name: str, address: int) -> None:
+        """Describes one operand at another address, the layout being as before."""
+        encoder, into, _ = self._encoders[name]
+        encoder.replace_address(into, address)
+        self._addresses[name] = address
+
     def point(self, config: GroupedGemmConfig, addresses: dict[str, int]) -> None:
         """Describes operands of `config`'s layout at these addresses."""
         if config is not self._config:
