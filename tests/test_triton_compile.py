@@ -17,7 +17,7 @@ from hipgroupgemm.dimension_numbers import BASIC, RaggedDotDimensionNumbers
 
 pytest.importorskip("triton", reason="the compiler is what is tested")
 
-from hipgroupgemm.backends.triton import candidates, compiler
+from hipgroupgemm.backends.triton import candidates, compiler, specs
 
 DGRAD = RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), (0,), (0,))
 WGRAD = RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
@@ -60,14 +60,14 @@ def test_candidates_compile(architecture, what):
     sample = found if ALL else [found[0], found[-1]]
     for _, candidate in sample:
         print(candidate.name)
-        kernel = compiler.compile_kernel(candidates.spec_of(candidate, key, machine))
+        kernel = compiler.compile_kernel(specs.spec_of(candidate, key, machine))
         assert kernel.shared <= machine.shared_memory, candidate.name
         assert kernel.code[:4] == b"\x7fELF"
         assert kernel.threads % machine.target.warp_size == 0
         if candidate.kernel == "hopper":
             assert kernel.shared <= candidate.shared_bytes(2, 2), f"{candidate.name} takes more than it was thought to"
         if candidate.split > 1:
-            assert compiler.compile_kernel(candidates.parts_spec(candidate, key, machine)).code
+            assert compiler.compile_kernel(specs.parts_spec(candidate, key, machine)).code
 
 
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_80", "gfx942", "gfx950"])
@@ -82,12 +82,12 @@ def test_every_variant_of_a_mode_compiles(architecture):
     ]
     for config in variants:
         _, candidate = candidates.ordered(config.key(), machine)[0]
-        assert compiler.compile_kernel(candidates.spec_of(candidate, config.key(), machine)).code
+        assert compiler.compile_kernel(specs.spec_of(candidate, config.key(), machine)).code
 
 
 def test_a_kernel_comes_back_from_disk(tmp_path):
     machine, key = MACHINES["gfx942"], config_of("odd forward").key()
-    spec = candidates.spec_of(candidates.ordered(key, machine)[0][1], key, machine)
+    spec = specs.spec_of(candidates.ordered(key, machine)[0][1], key, machine)
     first = compiler.compile_kernel(spec)
     compiler._compiled.clear()
     build, compiler._build = compiler._build, None  # nothing may be compiled now

@@ -8,11 +8,12 @@ from typing import Any
 
 from hipgroupgemm.backends.base import Arguments, Executable
 from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, RAGGED_K, RAGGED_N, SIZE, ScanArguments, fault_from_bytes
-from hipgroupgemm.backends.triton.candidates import Candidate, Machine, parts_spec, spec_of
+from hipgroupgemm.backends.triton.candidates import Candidate, Machine
 from hipgroupgemm.backends.triton.compiler import CompiledKernel, compile_kernel
 from hipgroupgemm.backends.triton.descriptors import Descriptors
 from hipgroupgemm.backends.triton.host_sizes import HostSizes
 from hipgroupgemm.backends.triton.scan import SPECIAL, THREADS, scan_blocks, scan_function
+from hipgroupgemm.backends.triton.specs import parts_spec, spec_of
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.groups import GroupFault
 from hipgroupgemm.runtime.base import Runtime
@@ -157,6 +158,8 @@ class TritonExecutable(Executable):
         if self._runs:
             if self._descriptors is not None:
                 self._descriptors.move("out", out)
+                if "out_pointer" in self._index:
+                    self._parameters[self._index["out_pointer"]] = out
             else:
                 self._parameters[self._index["out"]] = out
             if self._adder is not None:
@@ -247,7 +250,7 @@ class TritonExecutable(Executable):
         if self._descriptors is not None:
             self._descriptors.point(a.config, {"lhs": a.lhs or base, "rhs": a.rhs or base, "out": a.out})
         parts = base + self._parts if a.workspace is None else a.workspace.pointer
-        addresses = {"lhs": a.lhs, "rhs": a.rhs, "out": a.out, "c": a.c, "bias": a.bias, "parts": parts}
+        addresses = {"lhs": a.lhs, "rhs": a.rhs, "out": a.out, "out_pointer": a.out, "c": a.c, "bias": a.bias, "parts": parts}
         if self._slabs:
             addresses.update(starts=base + self._starts, ends=base + self._ends)
         else:

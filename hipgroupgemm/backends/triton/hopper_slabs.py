@@ -79,8 +79,31 @@ def store_slab(
 
 
 @gluon.jit
+def store_directly(
+    pointer, acc, row, column, rows, columns, row_step, CM: gl.constexpr, BN: gl.constexpr, STREAMING: gl.constexpr,
+):  # fmt: skip
+    """Writes CM rows of a tile from registers, each row's columns in one piece, as wide as a warp can."""
+    across: gl.constexpr = BN // 8 if BN < 256 else 32
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 // across, across], [4, 1], [1, 0])
+    value = gl.convert_layout(acc.to(pointer.dtype.element_ty), wide)
+    r = row + gl.arange(0, CM, layout=gl.SliceLayout(1, wide))
+    n = column + gl.arange(0, BN, layout=gl.SliceLayout(0, wide))
+    at = gl.expand_dims(r, 1).to(gl.int64) * row_step + gl.expand_dims(n, 0)
+    inside = gl.expand_dims(r < rows, 1) & gl.expand_dims(n < columns, 0)
+    # what is known of the arguments (rows and row lengths are multiples of 16 bytes) does not come through to a consumer by itself
+    vector: gl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
+    at_once = gl.max_contiguous(gl.multiple_of(pointer + at, [1, 16]), [1, vector])
+    inside = gl.max_constancy(inside, [1, vector])
+    if STREAMING:
+        gl.store(at_once, value, mask=inside, cache_modifier=".cs")
+    else:
+        gl.store(at_once, value, mask=inside)
+
+
+@gluon.jit
 def products(
-    out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha, a_ring, b_ring, buffers, full, empty,
+    out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+    a_ring, b_ring, buffers, full, empty,
     WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     MMA_N: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
@@ -110,7 +133,12 @@ def products(
                 step += 1
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=steps > 0)
-            store_slab(out, acc * alpha, buffers, WHICH, g, b, tm * BM + WHICH * CM, tn * BN, CM, BN, SUBTILES, BUFFERS)
+            row = tm * BM + WHICH * CM
+            if SUBTILES == 0:
+                slab = out_pointer + g.to(gl.int64) * out_g + b.to(gl.int64) * out_b
+                store_directly(slab, acc * alpha, row, tn * BN, rows, columns, out_m, CM, BN, BUFFERS > 1)
+            else:
+                store_slab(out, acc * alpha, buffers, WHICH, g, b, row, tn * BN, CM, BN, SUBTILES, BUFFERS)
         else:
             skip_steps(steps, step, full, empty, STAGES)
             step += steps
@@ -119,7 +147,7 @@ def products(
 
 @gluon.jit
 def contracting(
-    lhs, rhs, out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+    lhs, rhs, out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, MMA_N: gl.constexpr,
     SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
@@ -127,18 +155,21 @@ def contracting(
 
     Args:
         lhs: (batch, j, i, m), boxes (1, 1, BK, BM / CONSUMERS). rhs: (batch, j, i, n), boxes (1, 1, BK, BN). out: (g, batch, m, n),
-            boxes (1, 1, BM / CONSUMERS, BN / SUBTILES).
+            boxes (1, 1, BM / CONSUMERS, BN / SUBTILES). out_pointer, out_g, out_b, out_m: the same with its strides (elements).
+        SUBTILES: 0 stores from registers, past the caches with BUFFERS 2; 1 or 2 are pieces for the copy engine.
         REGISTERS, SPARE: a thread of a consumer and of the copying warp.
     """
     a_ring = gl.allocate_shared_memory(lhs.dtype, [STAGES * CONSUMERS] + lhs.block_type.shape, lhs.layout)
     b_ring = gl.allocate_shared_memory(rhs.dtype, [STAGES] + rhs.block_type.shape, rhs.layout)
-    buffers = gl.allocate_shared_memory(out.dtype, [CONSUMERS * BUFFERS] + out.block_type.shape, out.layout)
+    BUFFERED: gl.constexpr = CONSUMERS * BUFFERS if SUBTILES > 0 else 1
+    buffers = gl.allocate_shared_memory(out.dtype, [BUFFERED] + out.block_type.shape, out.layout)
     full, empty = make_ring(STAGES, CONSUMERS)
     # the tuples stand in place: constexpr values would not survive an assignment
     if CONSUMERS == 1:
         gl.warp_specialize([
             (products, (
-                out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha, a_ring, b_ring, buffers, full, empty,
+                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+                a_ring, b_ring, buffers, full, empty,
                 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
             )),
             (copies, (
@@ -149,11 +180,13 @@ def contracting(
     elif CONSUMERS == 2:
         gl.warp_specialize([
             (products, (
-                out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha, a_ring, b_ring, buffers, full, empty,
+                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+                a_ring, b_ring, buffers, full, empty,
                 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
             )),
             (products, (
-                out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha, a_ring, b_ring, buffers, full, empty,
+                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+                a_ring, b_ring, buffers, full, empty,
                 1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
             )),
             (copies, (
@@ -164,15 +197,18 @@ def contracting(
     else:
         gl.warp_specialize([
             (products, (
-                out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha, a_ring, b_ring, buffers, full, empty,
+                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+                a_ring, b_ring, buffers, full, empty,
                 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
             )),
             (products, (
-                out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha, a_ring, b_ring, buffers, full, empty,
+                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+                a_ring, b_ring, buffers, full, empty,
                 1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
             )),
             (products, (
-                out, starts, ends, rows, columns, groups, batches, scans, window, active, alpha, a_ring, b_ring, buffers, full, empty,
+                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+                a_ring, b_ring, buffers, full, empty,
                 2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
             )),
             (copies, (
