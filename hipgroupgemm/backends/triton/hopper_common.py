@@ -21,9 +21,12 @@ as zeros and is not stored, so no other group's rows are ever read: NaN there ca
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 FAR = gl.constexpr(1 << 30)
+# renamed between Triton 3.6 and 3.9
+copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 @gluon.jit

@@ -7,7 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from hipgroupgemm.backends.triton.hopper_common import FAR, make_ring, place, skip_steps, wait_for_scan
+from hipgroupgemm.backends.triton.hopper_common import FAR, copy_in, copy_out, make_ring, place, skip_steps, wait_for_scan
 
 
 @gluon.jit
@@ -54,11 +54,11 @@ def copies(
             mbarrier.expect(ready, (BM + BN) * BK * 2)
             for i in gl.static_range(CONSUMERS):
                 at = [b, FAR, first + rows, gl.minimum(FAR - rows + i * CM, FAR - 1), k]
-                tma.async_copy_global_to_shared(lhs, at, ready, a_ring.index(stage * CONSUMERS + i))
+                copy_in(lhs, at, ready, a_ring.index(stage * CONSUMERS + i))
             if RHS_K_INNER:
-                tma.async_copy_global_to_shared(rhs, [g, b, tn * BN, k], ready, b_ring.index(stage))
+                copy_in(rhs, [g, b, tn * BN, k], ready, b_ring.index(stage))
             else:
-                tma.async_copy_global_to_shared(rhs, [g, b, k, tn * BN], ready, b_ring.index(stage))
+                copy_in(rhs, [g, b, k, tn * BN], ready, b_ring.index(stage))
             step += 1
 
 
@@ -76,19 +76,19 @@ def store_rows(
         tma.store_wait(0)
         buffer.reshape([CM, BN]).store(acc.to(buffer.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out, [b, FAR, j, i, column], buffer)
+        copy_out(out, [b, FAR, j, i, column], buffer)
     else:
         left, right = acc.reshape([CM, 2, BN // 2]).permute((0, 2, 1)).split()
         buffer = buffers.index(WHICH * BUFFERS)
         tma.store_wait(BUFFERS - 1)
         buffer.reshape([CM, BN // 2]).store(left.to(buffer.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out, [b, FAR, j, i, column], buffer)
+        copy_out(out, [b, FAR, j, i, column], buffer)
         second = buffers.index(WHICH * BUFFERS + BUFFERS - 1)
         tma.store_wait(BUFFERS - 1)
         second.reshape([CM, BN // 2]).store(right.to(second.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out, [b, FAR, j, i, column + BN // 2], second)
+        copy_out(out, [b, FAR, j, i, column + BN // 2], second)
 
 
 @gluon.jit
@@ -154,9 +154,9 @@ def products(
                     column = t % column_tiles * BN
                     at = FAR - rows + WHICH * CM
                     if rows > WHICH * CM:
-                        tma.async_copy_shared_to_global(out, [b, FAR, first + rows, at, column], buffer)
+                        copy_out(out, [b, FAR, first + rows, at, column], buffer)
                         if SUBTILES == 2:
-                            tma.async_copy_shared_to_global(out, [b, FAR, first + rows, at, column + BN // 2], buffer)
+                            copy_out(out, [b, FAR, first + rows, at, column + BN // 2], buffer)
     tma.store_wait(0)
 
 

@@ -7,7 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from hipgroupgemm.backends.triton.hopper_common import make_ring, place, skip_steps, wait_for_scan
+from hipgroupgemm.backends.triton.hopper_common import copy_in, copy_out, make_ring, place, skip_steps, wait_for_scan
 
 
 @gluon.jit
@@ -44,8 +44,8 @@ def copies(
             mbarrier.expect(ready, (BM + BN) * BK * 2)
             for i in gl.static_range(CONSUMERS):
                 at = [b, k, valid - BK, tm * BM + i * CM]
-                tma.async_copy_global_to_shared(lhs, at, ready, a_ring.index(stage * CONSUMERS + i))
-            tma.async_copy_global_to_shared(rhs, [b, k, valid - BK, tn * BN], ready, b_ring.index(stage))
+                copy_in(lhs, at, ready, a_ring.index(stage * CONSUMERS + i))
+            copy_in(rhs, [b, k, valid - BK, tn * BN], ready, b_ring.index(stage))
             step += 1
 
 
@@ -63,19 +63,19 @@ def store_slab(
         tma.store_wait(0)
         buffer.reshape([CM, BN]).store(acc.to(buffer.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out, [g, b, row, column], buffer)
+        copy_out(out, [g, b, row, column], buffer)
     else:
         left, right = acc.reshape([CM, 2, BN // 2]).permute((0, 2, 1)).split()
         buffer = buffers.index(WHICH * BUFFERS)
         tma.store_wait(BUFFERS - 1)
         buffer.reshape([CM, BN // 2]).store(left.to(buffer.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out, [g, b, row, column], buffer)
+        copy_out(out, [g, b, row, column], buffer)
         second = buffers.index(WHICH * BUFFERS + BUFFERS - 1)
         tma.store_wait(BUFFERS - 1)
         second.reshape([CM, BN // 2]).store(right.to(second.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out, [g, b, row, column + BN // 2], second)
+        copy_out(out, [g, b, row, column + BN // 2], second)
 
 
 @gluon.jit
