@@ -294,8 +294,8 @@ def ordered(config: GroupedGemmConfig, machine: Machine) -> list[tuple[int, Cand
         for index, candidate in enumerate(all_candidates(config.ragged_mode, machine.target))
         if (copies or candidate.kernel != "hopper") and _fits(candidate, config, machine)
     ]
-    places = {name: place for place, name in enumerate(_favourites(config, machine))} if copies else {}
-    far = len(places)
+    places = {name: place for place, name in enumerate(_favourites(config, machine))}
+    far = len(places)  # behind all of them
     return sorted(found, key=lambda pair: (places.get(pair[1].name, far), _estimate(pair[1], config, machine), pair[0]))
 
 
@@ -303,42 +303,72 @@ def ordered(config: GroupedGemmConfig, machine: Machine) -> list[tuple[int, Cand
 
 
 def _favourites(config: GroupedGemmConfig, machine: Machine) -> tuple[str, ...]:
-    """Names of copy-engine candidates, the best first, as measured on an H200 (bench/NOTES.md has the numbers and the shapes)."""
+    """Names of candidates, the best first, as measured on an H200 (bench/NOTES.md has the numbers and the shapes).
+
+    The ones behind the first are close to it, or were not timed yet and are thought to be: what tuning should try.
+    """
     c = config
     groups = max(c.group_count, 1) if c.ragged_mode is not RaggedDotMode.BATCH else 1
+    problems = groups * max(c.batch_count, 1)
     if c.ragged_mode is RaggedDotMode.CONTRACTING:
-        depth = c.k / groups
-        if depth <= 40:
-            return ("tma_128x128x32_w8_s4_e1_b1", "tma_128x128x32_w8_s6_e2x2_b1", "tma_128x256x32_w8_s5_e2x2_b1")
-        if depth <= 72:
-            return ("tma_128x128x64_w8_s5_e1_b1", "tma_128x128x64_w8_s5_e2x2_b1", "tma_192x128x32_w12_s6_e1_b1")
-        if depth <= 128:
-            return ("tma_128x256x32_w8_s5_e2x2_b1", "tma_192x128x32_w12_s6_e1_b1", "tma_64x256x32_w4_s3_e1_b2")
-        if depth <= 320:
-            return ("tma_192x256x32_w12_s6_e2_b1", "tma_128x256x32_w8_s7_e2_b1", "tma_192x128x32_w12_s6_e1_b1")
-        if depth <= 560:
-            return ("tma_192x256x32_w12_s4_e1_b1", "tma_192x256x32_w12_s6_e2_b1", "tma_128x256x32_w8_s5_e1_b1")
-        return ("tma_128x256x64_w8_s3_e1_b1", "tma_192x256x64_w12_s3_e2_b1", "tma_192x256x32_w12_s6_e2_b1")
+        return _favourites_of_slabs(c.k / groups, problems * math.ceil(c.m / 128) * math.ceil(c.n / 128), machine)
     rows = c.m / groups
+    found: tuple[str, ...]
     # few tiles of 256 columns would leave multiprocessors idle, or waste more than half of the tile
-    narrow = c.n <= 128 or groups * max(c.batch_count, 1) * math.ceil(rows / 128) * math.ceil(c.n / 256) < machine.multiprocessors
+    narrow = c.n <= 128 or problems * math.ceil(rows / 128) * math.ceil(c.n / 256) < machine.multiprocessors
     if rows <= 64:
-        if c.trans_b or narrow or rows > 32:
-            deep, double = "tma_64x128x64_w4_s6_e1_b1", "tma_64x128x64_w4_s3_e1_b2"
-            return (deep, double) if c.trans_b else (double, deep)
-        return ("tma_64x256x64_w4_s2_e2_b2", "tma_64x128x64_w4_s3_e1_b2", "tma_64x256x64_w4_s4_e1_b1")
-    if rows <= 128 and (c.trans_b or narrow):
-        return ("tma_128x128x64_w8_s5_e1_b1", "tma_128x128x64_w8_s6_e1_b1", "tma_128x256x64_w8_s3_e1_b1")
-    if rows <= 128:
-        return ("tma_128x256x64_w8_s3_e1_b1", "tma_128x256x64_w8_s3_e2x2_b1", "tma_128x128x64_w8_s5_e1_b1")
-    if rows <= 192:
-        wide, split = "tma_192x256x64_w12_s3_e2_b1", "tma_192x128x64_w12_s5_e2_b1"
-        return (split, wide) if c.trans_b or narrow else (wide, split)
-    if narrow:
-        return ("tma_128x128x64_w8_s5_e1_b1", "tma_128x128x64_w8_s6_e1_b1")
-    if rows <= 560:
-        return ("tma_128x256x64_w8_s4_e2_b1", "tma_128x256x64_w8_s3_e1_b1", "tma_128x128x64_w8_s5_e1_b1")
-    return ("tma_128x256x64_w8_s3_e1_b1", "tma_128x256x64_w8_s4_e2_b1", "tma_128x128x64_w8_s5_e1_b1")
+        wide, double, deep, long = "64x256x64_w4_s2_e2_b2", "64x128x64_w4_s3_e1_b2", "64x128x64_w4_s6_e1_b1", "64x128x128_w4_s2_e1_b2"
+        whole, flat = "64x256x64_w4_s4_e1_b1", "128x256x64_w8_s3_e1_b1"
+        if c.trans_b:
+            found = (deep, double, long, whole, "64x128x64_w4_s4_e1_b2", flat)
+        elif narrow or rows > 32:
+            found = (double, long, deep, "64x128x64_w4_s4_e1_b2", flat, whole)
+        else:
+            found = (wide, double, long, whole, deep, flat)
+    elif rows <= 128:
+        square, flat = "128x128x64_w8_s5_e1_b1", "128x256x64_w8_s3_e1_b1"
+        first = (square, flat) if c.trans_b or narrow else (flat, square)
+        rest = ("128x256x64_w8_s4_e2_b1", "128x128x64_w8_s6_e2x2_b1", "128x128x64_w4_s3_e2_b2", "128x128x128_w8_s3_e1_b1")
+        found = (*first, *rest)
+    elif rows <= 192:
+        wide, split = "192x256x64_w12_s3_e2_b1", "192x128x64_w12_s5_e2_b1"
+        found = (split, wide) if c.trans_b or narrow else (wide, split)
+        found = (*found, "192x128x64_w12_s4_e1_b1", "192x128x64_w12_s4_e2x2_b1")
+    elif narrow:
+        found = ("128x128x64_w8_s5_e1_b1", "128x128x64_w8_s6_e1_b1", "128x256x64_w8_s3_e1_b1")
+    else:
+        flat, deep = "128x256x64_w8_s3_e1_b1", "128x256x64_w8_s4_e2_b1"
+        found = (deep, flat) if rows <= 560 else (flat, deep)
+        found = (*found, "128x128x64_w8_s5_e1_b1", "64x256x64_w4_s4_e1_b1", "192x256x64_w12_s3_e2_b1", "128x256x64_w8_s3_e2x2_b1")
+    return tuple(f"tma_{name}" for name in found)
+
+
+def _favourites_of_slabs(depth: float, tiles: int, machine: Machine) -> tuple[str, ...]:
+    """`_favourites` of CONTRACTING, for so many rows of k a group and tiles of 128 x 128."""
+    if 2 * tiles <= machine.multiprocessors and depth >= 2048:
+        few = 8 * tiles <= machine.multiprocessors
+        shares = (16, 4) if few else (4, 16)
+        return tuple(f"ptr_{tile}_split{share}" for share in shares for tile in ("128x128x32_w4_s3_b2", "64x64x32_w4_s3_b4"))
+    found: tuple[str, ...]
+    if depth <= 40:
+        found = ("128x128x32_w8_s4_e1_b1", "128x256x32_w8_s5_e2x2_b1", "128x256x32_w8_s5_e0_b1", "128x256x32_w8_s5_e0x2_b1")
+        found = (*found, "64x256x32_w4_s3_e0_b2", "128x128x32_w8_s6_e0_b1")
+    elif depth <= 72:
+        found = ("128x128x64_w8_s5_e1_b1", "64x256x32_w4_s3_e1_b2", "192x128x32_w12_s6_e1_b1", "128x256x32_w8_s5_e0_b1")
+        found = (*found, "64x256x32_w4_s3_e0_b2", "128x128x64_w8_s5_e0_b1")
+    elif depth <= 128:
+        found = ("128x256x32_w8_s5_e2x2_b1", "192x128x32_w12_s6_e1_b1", "64x256x32_w4_s3_e1_b2", "128x256x32_w8_s5_e0_b1")
+        found = (*found, "128x256x32_w8_s5_e0x2_b1", "64x256x32_w4_s3_e0_b2")
+    elif depth <= 320:
+        found = ("192x256x32_w12_s6_e2_b1", "128x256x32_w8_s7_e2_b1", "192x256x32_w12_s4_e0_b1", "128x256x64_w8_s3_e0_b1")
+        found = (*found, "128x256x32_w8_s5_e0_b1", "192x256x32_w12_s4_e1_b1")
+    elif depth <= 560:
+        found = ("192x256x32_w12_s4_e1_b1", "192x256x32_w12_s6_e2_b1", "192x256x32_w12_s4_e0_b1", "128x256x64_w8_s3_e0_b1")
+        found = (*found, "128x256x64_w8_s3_e1_b1", "128x256x32_w8_s5_e0_b1")
+    else:
+        found = ("128x256x64_w8_s3_e1_b1", "192x256x64_w12_s3_e2_b1", "192x256x32_w12_s4_e0_b1", "128x256x64_w8_s3_e0_b1")
+        found = (*found, "192x256x32_w12_s6_e2_b1", "256x128x32_w8_s5_e1_b1")
+    return tuple(f"tma_{name}" for name in found)
 
 
 def _estimate(candidate: Candidate, config: GroupedGemmConfig, machine: Machine) -> float:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import struct
+import threading
 from typing import Any
 
 from hipgroupgemm.backends.base import Arguments, Executable
 from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, RAGGED_K, RAGGED_N, SIZE, ScanArguments, fault_from_bytes
 from hipgroupgemm.backends.triton.candidates import Candidate, Machine
-from hipgroupgemm.backends.triton.compiler import CompiledKernel, compile_kernel
+from hipgroupgemm.backends.triton.compiler import CompiledKernel, KernelSpec, compile_kernel
 from hipgroupgemm.backends.triton.descriptors import Descriptors
 from hipgroupgemm.backends.triton.host_sizes import HostSizes
 from hipgroupgemm.backends.triton.scan import SPECIAL, THREADS, scan_blocks, scan_function
@@ -17,16 +17,25 @@ from hipgroupgemm.backends.triton.specs import parts_spec, spec_of
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.groups import GroupFault
 from hipgroupgemm.runtime.base import Runtime
-from hipgroupgemm.runtime.objects import PreparedLaunch
+from hipgroupgemm.runtime.objects import Module, PreparedLaunch
 from hipgroupgemm.runtime.parameters import Blob, KernelParameters
 from hipgroupgemm.runtime.scratch import Scratch, pack_sections
 from hipgroupgemm.views import Device
 
 __all__ = ["TritonExecutable", "parts_bytes"]
 
-_ADDRESS = struct.Struct("<Q")
-_GROUP_OFFSET = struct.Struct("<Qq")
-_GROUP_OFFSET_AT = 24
+_modules: dict[tuple[str, int, KernelSpec], Module] = {}
+_modules_lock = threading.Lock()
+
+
+def _module_of(runtime: Runtime, device: int, spec: KernelSpec, kernel: CompiledKernel) -> Module:
+    """A kernel's code, loaded once a device; it stays loaded as long as the process lives."""
+    key = (runtime.kind, device, spec)
+    with _modules_lock:
+        found = _modules.get(key)
+        if found is None:
+            found = _modules[key] = runtime.load_module(kernel.code, device)
+        return found
 
 
 def parts_bytes(candidate: Candidate, config: GroupedGemmConfig) -> int:
@@ -89,17 +98,19 @@ class TritonExecutable(Executable):
             self._scan = self._scan_of(None)
             if self._scans == 1:
                 self._scan_of(("int32", False))
-        kernel = compile_kernel(spec_of(candidate, self._key, self._machine))
+        spec = spec_of(candidate, self._key, self._machine)
+        kernel = compile_kernel(spec)
         self._parameters = KernelParameters(kernel.kinds, kernel.names)
-        self._main = self._launch_of(kernel, self._parameters, programmatic=self._programmatic)
+        self._main = self._launch_of(spec, kernel, self._parameters, programmatic=self._programmatic)
         self._index = {name: i for i, name in enumerate(kernel.names)}
         self._descriptors = Descriptors(runtime, kernel, self._parameters, self._key) if candidate.kernel == "hopper" else None
         self._adder: PreparedLaunch | None = None
         if candidate.split > 1:
-            adder = compile_kernel(parts_spec(candidate, self._key, self._machine))
+            spec = parts_spec(candidate, self._key, self._machine)
+            adder = compile_kernel(spec)
             self._adder_parameters = KernelParameters(adder.kinds, adder.names)
             self._adder_index = {name: i for i, name in enumerate(adder.names)}
-            self._adder = self._launch_of(adder, self._adder_parameters, programmatic=False)
+            self._adder = self._launch_of(spec, adder, self._adder_parameters, programmatic=False)
 
     def _scan_of(self, special: tuple[str, bool] | None) -> PreparedLaunch:
         found = self._scan_launches.get(special)
@@ -110,8 +121,8 @@ class TritonExecutable(Executable):
             self._scan_launches[special] = found
         return found
 
-    def _launch_of(self, kernel: CompiledKernel, parameters: KernelParameters, *, programmatic: bool) -> PreparedLaunch:
-        module = self._runtime.load_module(kernel.code, self._device)
+    def _launch_of(self, spec: KernelSpec, kernel: CompiledKernel, parameters: KernelParameters, *, programmatic: bool) -> PreparedLaunch:
+        module = _module_of(self._runtime, self._device, spec, kernel)
         function = module.get_function(kernel.name, kernel.shared)
         block = (kernel.threads, 1, 1)
         if programmatic:
