@@ -78,8 +78,9 @@ class Descriptors:
         """Describes operands of `config`'s layout at these addresses."""
         if config is not self._config:
             self._config = None
-            self._layouts = layouts(config)
-            self._addresses = {}
+            wanted = layouts(config)
+            if wanted != self._layouts:  # other rows alone change nothing in NON_CONTRACTING
+                self._layouts, self._addresses = wanted, {}
         for name, address in addresses.items():
             if self._addresses.get(name) == address:
                 continue
