@@ -374,11 +374,17 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: ArrayView, device:
 
 def written(out: Any, view: ArrayView) -> Any:
     """The caller's out, once it has been written: torch is told, so that autograd refuses a backward that needed what was there."""
-    if view.framework == "torch" and isinstance(view.owner, sys.modules["torch"].Tensor) and not view.owner.is_inference():
+    if view.framework == "torch" and isinstance(view.owner, sys.modules["torch"].Tensor):
+        tensor_written(view.owner)
+    return out
+
+
+def tensor_written(tensor: Any) -> None:
+    """Tells torch that a tensor has been written."""
+    if not tensor.is_inference():
         increment_version = getattr(sys.modules["torch"].autograd.graph, "increment_version", None)  # torch 2.1 and newer
         if increment_version is not None:
-            increment_version(view.owner)
-    return out
+            increment_version(tensor)
 
 
 def deliver(result: Any, like: ArrayView, device: Device) -> Any:

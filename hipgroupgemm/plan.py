@@ -18,6 +18,7 @@ from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.dimension_numbers import RaggedDotAxes, RaggedDotDimensionNumbers, resolve
 from hipgroupgemm.dtypes import DTYPES
 from hipgroupgemm.operands import DoesNotCollapse, Precision, config_from_views
+from hipgroupgemm.repeats import Repeat, Repeats, key_of
 from hipgroupgemm.runtime.streams import normalize_stream
 from hipgroupgemm.views import CPU, ArrayView, Device, packed_strides
 
@@ -51,6 +52,7 @@ class GroupedMatmulPlan:
         self._algorithm: MatmulAlgorithm | None = None
         self._executables: dict[int, Executable] = {}
         self._bindings: dict[Any, tuple[RaggedDotAxes, GroupedGemmConfig]] = {}
+        self._repeats = Repeats()
         self._lock = threading.RLock()
         self._closed = False
 
@@ -196,6 +198,13 @@ class GroupedMatmulPlan:
             TypeError, ValueError: operands that are not this plan's; the text names the argument.
             RuntimeError: the plan is closed, or the device failed.
         """
+        key = None
+        if stream is None and workspace is None and check == "none" and (offs is None) != (group_sizes is None):
+            sizes = group_sizes if offs is None else offs
+            key = key_of((lhs, rhs, sizes, out, c, bias), alpha, beta, group_offset, (offs is None, tail))
+            repeat = self._repeats.get(key) if key is not None else None
+            if repeat is not None:
+                return self._run_again(repeat, out)
         alpha = self.config.alpha if alpha is None else alpha
         beta = self.config.beta if beta is None else beta
         operands = gather(
@@ -218,7 +227,25 @@ class GroupedMatmulPlan:
             raise ValueError(f"lhs is on {operands.device}, but this plan runs on {self.device}; move it, or make a plan there")
         config = self._bind(operands)
         self._run(operands, config)
+        if key is not None:
+            self._repeats.remember(key, operands, config, made=out is None, holder=None)
         return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else arrays.written(out, operands.output)
+
+    def _run_again(self, repeat: Repeat, out: Any) -> Any:
+        """Makes a call again that was looked at before; out is the caller's, or None where it is made anew."""
+        arguments = repeat.arguments
+        pointer = arguments.out
+        if out is None:
+            out, pointer = repeat.output()
+        elif repeat.like.framework == "torch":
+            arrays.tensor_written(out)
+        with self._lock:
+            executable = self._executables.get(arguments.stream)
+            if executable is None:
+                executable = self._executable(arguments.stream)
+            arguments.out = pointer
+            executable.execute(arguments)
+        return out
 
     def _run(self, operands: Operands, config: GroupedGemmConfig) -> None:
         """Runs operands that are checked and bound. The lock spans all launches of the call."""

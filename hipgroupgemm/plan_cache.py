@@ -17,15 +17,17 @@ __all__ = ["PlanCache"]
 class _Lease:
     """Holds a cached plan open for one call."""
 
+    __slots__ = ("_cache", "entry")
+
     def __init__(self, cache: PlanCache, entry: list[Any]) -> None:
-        self._cache, self._entry = cache, entry
+        self._cache, self.entry = cache, entry
 
     def __enter__(self) -> GroupedMatmulPlan:
-        plan: GroupedMatmulPlan = self._entry[0]
+        plan: GroupedMatmulPlan = self.entry[0]
         return plan
 
     def __exit__(self, *_: object) -> None:
-        self._cache._release(self._entry)
+        self._cache._release(self.entry)
 
 
 class PlanCache:
@@ -35,7 +37,7 @@ class PlanCache:
         self._limit = limit
         self._lock = threading.RLock()
         self._version = registry_version()
-        self._entries: collections.OrderedDict[Any, list[Any]] = collections.OrderedDict()  # [plan, users, evicted]
+        self._entries: collections.OrderedDict[Any, list[Any]] = collections.OrderedDict()  # [plan, users, evicted, key]
 
     def lease(self, config: GroupedGemmConfig, device: Device, backend: str | None, deterministic: bool) -> _Lease:
         """The plan for a config, made where there is none yet, held open until the lease's `with` block ends."""
@@ -60,12 +62,21 @@ class PlanCache:
             if key in self._entries:  # another thread was faster
                 plan.close()
                 return self.lease(config, device, backend, deterministic)
-            entry = self._entries[key] = [plan, 1, False]
+            entry = self._entries[key] = [plan, 1, False, key]
             while len(self._entries) > self._limit:
                 _, oldest = self._entries.popitem(last=False)
                 oldest[2] = True
                 if oldest[1] == 0:
                     oldest[0].close()
+            return _Lease(self, entry)
+
+    def lease_again(self, entry: list[Any]) -> _Lease | None:
+        """The plan that an earlier lease was for, unless it has been evicted since."""
+        with self._lock:
+            if entry[2] or self._version != registry_version():
+                return None
+            self._entries.move_to_end(entry[3])
+            entry[1] += 1
             return _Lease(self, entry)
 
     def _release(self, entry: list[Any]) -> None:

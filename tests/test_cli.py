@@ -251,7 +251,7 @@ def test_a_named_backend_that_runs_nothing_fails_the_command(backend: str) -> No
         (["--shape", "1,2,3,0"], "e=0: wanted at least 1"),
         (["--class", "fwd"], "'fwd' is not one of 'fwd_wi'"),
         (["--dtype", "int8"], "'int8' is not one of 'bfloat16'"),
-        (["--backend", "cublas"], "'cublas': no such backend; there are hipblaslt, reference"),
+        (["--backend", "cublas"], "'cublas': no such backend; there are "),
         (["--scale", "half"], "'half': wanted auto or a divisor of at least 1"),
         (["--scale", "²"], "'²': wanted auto or a divisor of at least 1"),
         (["--shape", "2147483648,1,1,1"], "m=2147483648: wanted at most 2147483647"),

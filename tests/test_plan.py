@@ -61,7 +61,7 @@ def check(plan, rng, lhs, rhs, sizes, **settings):
 def test_what_is_no_plan():
     with pytest.raises(TypeError, match="config: got dict, wanted a GroupedGemmConfig"):
         GroupedMatmulPlan({})
-    with pytest.raises(ValueError, match="backend='fast': no such backend; there are hipblaslt, reference"):
+    with pytest.raises(ValueError, match=r"backend='fast': no such backend; there are .*reference"):
         GroupedMatmulPlan(forward_config(), "fast", "cpu")
     for device in ("gpu", "cuda:x", "cpu:1", "rocm:-1", 3):
         with pytest.raises(ValueError, match="device="):
@@ -73,7 +73,7 @@ def test_what_is_no_plan():
 
 
 def test_a_device_that_no_backend_serves_is_refused_with_every_reason():
-    with pytest.raises(NotImplementedError, match=r"on rocm:0: hipblaslt: .*; reference: "):
+    with pytest.raises(NotImplementedError, match=r"on rocm:0: hipblaslt: .*; triton: .*; reference: "):
         GroupedMatmulPlan(forward_config(), device="rocm:0")
     with pytest.raises(NotImplementedError, match="backend 'reference' refuses: it computes on the CPU, the operands are on cuda:1"):
         GroupedMatmulPlan(forward_config(), "reference", "cuda:1")

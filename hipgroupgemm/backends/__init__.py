@@ -26,6 +26,7 @@ StoredWinner = Callable[[GroupedGemmConfig, Device], "str | None"]
 _BUILTIN: dict[str, tuple[str, tuple[str, ...]]] = {
     # name: (module:class, the kinds of device it is asked for), in the order in which they are asked
     "hipblaslt": ("hipgroupgemm.backends.hipblaslt:HipblasltBackend", ("rocm",)),
+    "triton": ("hipgroupgemm.backends.triton:TritonBackend", ("rocm", "cuda")),
     "reference": ("hipgroupgemm.backends.reference:ReferenceBackend", ("cpu",)),
 }
 
