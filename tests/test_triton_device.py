@@ -347,6 +347,8 @@ def test_capture_in_a_graph(mode, library, rng):
     config = config_of(problem)
     with runtime.use_device(0), hgg.GroupedMatmulPlan(config, "triton", library.device) as plan:
         stream = runtime.create_stream(0)
+        with pytest.raises(RuntimeError, match="prepare"), runtime.capture(stream):
+            plan.execute(problem.lhs.array, problem.rhs.array, problem.sizes.array, out=problem.out.array, stream=stream)
         plan.prepare(stream)
         with runtime.capture(stream) as graph:
             plan.execute(problem.lhs.array, problem.rhs.array, problem.sizes.array, out=problem.out.array, stream=stream)

@@ -392,6 +392,8 @@ def _estimate(candidate: Candidate, config: GroupedGemmConfig, machine: Machine)
     out_cost = valid * k.bn / (128 * 128) * 1.5
     per_tile = steps * max(math_cost, move_cost) + out_cost + 0.6 / k.blocks
     penalty = 1.0 if k.kernel == "hopper" else 1.6
+    if k.kernel != "hopper":  # these read and multiply a tile's surplus rows as well
+        penalty *= 1.0 + 0.12 * math.log2(k.bm / valid)
     if k.split > 1:
         penalty *= 1.0 + 0.3 * k.split * (tiles // k.split > slots)
     return waves * per_tile * k.blocks * penalty

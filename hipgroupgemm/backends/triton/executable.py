@@ -53,6 +53,11 @@ class TritonExecutable(Executable):
     ) -> None:
         self._runtime, self._device, self._stream = runtime, device.index, stream
         self._key, self._candidate, self._machine, self._why = key, candidate, machine, why
+        if runtime.capture_id(stream):
+            raise RuntimeError(
+                f"stream {stream:#x} is under graph capture, and nothing was prepared for it; call plan.prepare(stream), or run once on "
+                "this stream, before the capture"
+            )
         self._closed = False
         self._mode = key.ragged_mode
         self._slabs = self._mode is RaggedDotMode.CONTRACTING
@@ -70,9 +75,7 @@ class TritonExecutable(Executable):
         self._runs = False
         self._again: Arguments | None = None  # the call that all parameters are those of, but for out
         self._again_out = 0
-        # ahead, so that the first call costs no more than the others; a plan may be prepared while its stream is captured
-        if not runtime.capture_id(stream):
-            self._scratch.reserve(self._scratch_bytes)
+        self._scratch.reserve(self._scratch_bytes)  # ahead, so that the first call costs no more than the others
 
     # ---- preparation -------------------------------------------------------------------------------------------------------
 
