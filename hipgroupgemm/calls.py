@@ -111,7 +111,10 @@ class Operands:
             return
         from hipgroupgemm.runtime import get_runtime
 
-        if get_runtime(self.device.kind).is_capturing(self.stream):
+        runtime = get_runtime(self.device.kind)
+        with runtime.use_device(self.device.index):
+            capturing = runtime.is_capturing(self.stream)
+        if capturing:
             if self.check == "sync":
                 raise RuntimeError(
                     'check="sync": a stream under graph capture cannot be waited for; capture with "none", then plan.check()'
