@@ -53,7 +53,9 @@ class TritonExecutable(Executable):
     ) -> None:
         self._runtime, self._device, self._stream = runtime, device.index, stream
         self._key, self._candidate, self._machine, self._why = key, candidate, machine, why
-        if runtime.capture_id(stream):
+        with runtime.use_device(device.index):
+            capturing = runtime.capture_id(stream)
+        if capturing:
             raise RuntimeError(
                 f"stream {stream:#x} is under graph capture, and nothing was prepared for it; call plan.prepare(stream), or run once on "
                 "this stream, before the capture"
