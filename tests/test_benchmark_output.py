@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import itertools
 import json
 import math
@@ -45,6 +46,18 @@ def test_tables_fit_and_say_everything(width: int) -> None:
     assert "reference, qwen3-30b-a3b fwd_wi: wrong: group 3: 1 of 9 elements wrong [0, 1]" in text
     assert ("numpy_matmul_a_group" in text) == (width > 80)
     console.file.close()
+
+
+def test_states_and_counts_fit_narrow_terminals() -> None:
+    rows = [dataclasses.replace(row, repetitions=15, tflops=0.00123, floor_fraction=0.098, peak_extra_bytes=31_000) for row in _rows()[:12]]
+    for row, status in zip(rows, ("refused", "out of memory", "failed", "wrong"), strict=False):
+        row.status, row.detail, row.backend = status, "it says why", "padded_batch"
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_rows(console, rows)
+    text = console.export_text()
+    assert "…" not in text
+    for word in ("refused", "no room", "failed", "WRONG", "out of memory: it says why", "0.00123", "30.3 KiB", "3.0e-07"):
+        assert word in text, word
 
 
 def test_csv_and_json_come_back(tmp_path) -> None:

@@ -50,7 +50,8 @@ def print_rows(console: Console, rows: Sequence[Row]) -> None:
 def _print_shape(console: Console, rows: Sequence[Row]) -> None:
     wide = console.width >= _WIDE
     first = rows[0]
-    table = Table(box=SIMPLE_HEAD, title=_title(first), title_justify="left", title_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    padding = (0, 1 if wide else 0, 0, 0)  # beside the blank that the box has between columns
+    table = Table(box=SIMPLE_HEAD, title=_title(first), title_justify="left", title_style="bold", padding=padding, pad_edge=False)
     table.add_column("class", no_wrap=True)
     for name in "MKNE" if wide else "":
         table.add_column(name, justify="right", no_wrap=True)
@@ -66,7 +67,7 @@ def _print_shape(console: Console, rows: Sequence[Row]) -> None:
             style = "dim" if row.baseline and row.status == "ok" else None if row.status == "ok" else "red"
             if index == 0 and table.row_count:
                 table.add_section()
-            table.add_row(name, *extents, row.backend, *algorithm, *_measures(row), style=style)
+            table.add_row(name, *extents, row.backend, *algorithm, *_measures(row, wide), style=style)
     console.print(table)
 
 
@@ -77,11 +78,12 @@ def _title(row: Row) -> str:
     return f"{row.model}  M={row.m} K={row.k} N={row.n} E={row.e}, {row.dtype}, {row.distribution}{covered}{scaled}"
 
 
-def _measures(row: Row) -> list[str]:
+def _measures(row: Row, wide: bool) -> list[str]:
     error = "-" if row.error is None else f"{row.error:.1e}"
     if row.status != "ok":
+        status = "WRONG" if row.status == "wrong" else row.status
         return [
-            row.status.upper() if row.status == "wrong" else row.status,
+            status if wide else status.replace("out of memory", "no room"),  # the notes below the tables have it in full
             str(row.repetitions or "-"),
             "-",
             "-",
