@@ -30,7 +30,7 @@ def settle_threads() -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=OUT, help="directory of the results (default: bench/out)")
-    parser.add_argument("--model", action="append", help="only this preset; may be repeated")
+    parser.add_argument("--model", action="append", help="only this preset (hipgroupgemm list --models); may be repeated")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     one_thread = settle_threads()
@@ -69,7 +69,7 @@ def main() -> int:
     for ratio in ratios:
         console.print(ratio.describe(), highlight=False, soft_wrap=True)
     write_csv(options.out / "ragged_dot.csv", result.rows, result.context)
-    context = {**result.context, "interrupted": result.interrupted, "ratios": [ratio.as_dict() for ratio in ratios]}
+    context = {**result.record(), "ratios": [ratio.as_dict() for ratio in ratios]}
     write_json(options.out / "ragged_dot.json", result.rows, context)
     if any(row.speedup is not None for row in result.rows):
         for suffix in (".png", ".svg"):

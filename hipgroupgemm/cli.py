@@ -22,6 +22,7 @@ else:
 __all__ = ["cli", "main"]
 
 INTERRUPTED = 130  # 128 + SIGINT, what shells report of a command that Ctrl-C ended
+_DTYPE_ALIASES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 _DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 _CLASSES = ("fwd_wi", "fwd_wo", "dgrad_wi", "dgrad_wo", "wgrad_wi", "wgrad_wo")
 _BASELINES = ("padded_dot", "padded_batch", "loop")
@@ -98,6 +99,33 @@ class _Scale(_ParamType):
         return int(value)
 
 
+class _DType(_ParamType):
+    name = "NAME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        name = _DTYPE_ALIASES.get(str(value), str(value))
+        if name not in _DTYPES:
+            aliases = ", ".join(f"{short} for {name}" for short, name in _DTYPE_ALIASES.items())
+            self.fail(f"{value!r}: no such element type; there are {', '.join(_DTYPES)}; {aliases}", param, ctx)
+        return name
+
+
+class _DeviceName(_ParamType):
+    """A device's name, in the form that `Device` has it, or auto or gpu."""
+
+    name = "cpu|gpu|cuda[:N]|rocm[:N]|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in ("auto", "gpu", "cpu"):
+            return value
+        from hipgroupgemm.views import Device
+
+        try:
+            return str(Device.of(str(value)))
+        except ValueError as error:
+            self.fail(f'{error}, "auto" or "gpu"', param, ctx)
+
+
 class _Bytes(_ParamType):
     name = "BYTES"
 
@@ -119,6 +147,10 @@ class _Output(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(str(super().convert(value, param, ctx)))
+        if str(value) == "-" and not self.suffixes:
+            return path  # standard output
+        if str(path) == "-":  # ./- is a file
+            path = path.absolute()
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         folder = target.parent
         if not folder.is_dir():
@@ -134,15 +166,29 @@ class _Output(click.Path):
         return path
 
 
+_DEVICE_HELP = "auto: the GPU where CuPy finds one, else the CPU. gpu: CuPy's current device."
+
+
 def _problem_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
-        click.option("--model", "models", type=_Model(), multiple=True, help="A model preset, or all. May be repeated."),
         click.option(
-            "--shape", "shapes", type=_Shape(), multiple=True, help="M routed tokens, K embedding, N MLP, E experts. May be repeated."
+            "--model", "models", type=_Model(), multiple=True, help="A preset (hipgroupgemm list --models prints them), or all. Repeatable."
         ),
-        click.option("--class", "classes", type=click.Choice(_CLASSES), multiple=True, help="Default: all six. May be repeated."),
-        click.option("--dtype", type=click.Choice(_DTYPES), help="Element type. Default: float32 on a CPU, bfloat16 on a GPU."),
-        click.option("--backend", "backends", metavar="NAME", multiple=True, help="Default: all that can. May be repeated."),
+        click.option("--shape", "shapes", type=_Shape(), multiple=True, help="M routed tokens, K embedding, N MLP, E experts. Repeatable."),
+        click.option("--class", "classes", type=click.Choice(_CLASSES), multiple=True, help="Default: all six. Repeatable."),
+        click.option(
+            "--dtype",
+            type=_DType(),
+            help=f"Element type: {', '.join(_DTYPES)}, or {', '.join(_DTYPE_ALIASES)}. Default: float32 on a CPU, bfloat16 on a GPU.",
+        ),
+        click.option(
+            "--backend",
+            "backends",
+            metavar="NAME",
+            multiple=True,
+            help="Default: all that can. hipgroupgemm doctor shows which there are and where they run. Repeatable.",
+        ),
+        click.option("--device", type=_DeviceName(), metavar=_DeviceName.name, default="auto", show_default=True, help=_DEVICE_HELP),
     )
     for option in reversed(options):
         command = option(command)
@@ -160,16 +206,25 @@ def _check_backends(names: Sequence[str]) -> None:
 def _classes(names: Sequence[str]) -> list[RaggedDotClass]:
     from hipgroupgemm.workloads import CLASSES
 
-    return [CLASSES[name] for name in names or _CLASSES]
+    return [CLASSES[name] for name in _once(names) or _CLASSES]
 
 
-def _shapes(models: Sequence[tuple[MoEShape, ...]], suite: str | None, shapes: Sequence[MoEShape]) -> list[MoEShape]:
+def _once(values: Sequence[Any]) -> tuple[Any, ...]:
+    """What was given twice counts once, in the order of first mention."""
+    return tuple(dict.fromkeys(values))
+
+
+def _shapes(models: Sequence[tuple[MoEShape, ...]], suite: str | None, exact: Sequence[MoEShape]) -> tuple[list[MoEShape], list[MoEShape]]:
+    """The named shapes and those given as numbers, none twice; a shape of a suite that is given as numbers too is one of the latter."""
     from hipgroupgemm.workloads import SUITES
 
-    wanted = [shape for group in models for shape in group]
-    wanted += list(SUITES[suite]) if suite else []
-    wanted += list(shapes)
-    return list({(shape.label, shape.extents): shape for shape in wanted or SUITES["models"]}.values())
+    named = [shape for group in models for shape in group]
+    named += list(SUITES[suite]) if suite else []
+    if not named and not exact:
+        named = list(SUITES["models"])
+    given = {(shape.label, shape.extents): shape for shape in exact}
+    rest = {(shape.label, shape.extents): shape for shape in named if (shape.label, shape.extents) not in given}
+    return list(rest.values()), list(given.values())
 
 
 # ---- bench ---------------------------------------------------------------------------------------------------------------------
@@ -183,60 +238,98 @@ def _shapes(models: Sequence[tuple[MoEShape, ...]], suite: str | None, shapes: S
     default="balanced",
     show_default=True,
     metavar="balanced|zipf|dirichlet|FILE",
-    help="How tokens fill the groups. FILE: real group sizes (JSON, .npy or text, one vector or several).",
+    help="How tokens fill the groups: evenly; drawn with expert ranks weighted rank^-0.8, shuffled; drawn from a symmetric Dirichlet(0.5); "
+    "or real group sizes from a FILE, see above.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of operands and drawn group sizes.")
-@click.option(
-    "--baseline", "baselines", type=click.Choice([*_BASELINES, "none"]), multiple=True, help="Default: all three. May be repeated."
-)
+@click.option("--baseline", "baselines", type=click.Choice([*_BASELINES, "none"]), multiple=True, help="Default: all three. Repeatable.")
 @click.option(
     "--scale",
     type=_Scale(),
-    default="auto",
-    show_default=True,
-    help="Divide M, K and N. auto: nothing on a GPU; on a CPU the power of two that keeps the padded dot short.",
+    metavar="auto|DIVISOR",
+    help="Divide M, K and N; 1 for nothing. auto: nothing on a GPU; on a CPU the power of two that keeps the padded dot short. "
+    "Default: auto for models and suites; a --shape is run as given.",
 )
-@click.option("--repetitions", type=click.IntRange(min=1), help="Timed calls of each row. Default: 3 to 15, as time allows.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "gpu"]), default="auto", show_default=True, help="gpu: CuPy's current device.")
-@click.option("--csv", "csv_path", type=_Output(), help="Write the rows here as CSV.")
-@click.option("--json", "json_path", type=_Output(), help="Write the rows here as JSON.")
+@click.option("--repetitions", type=click.IntRange(min=1), help="Timed calls of each row. Default: 1 to 15, as time allows.")
+@click.option("--csv", "csv_path", type=_Output(), help="Write the rows here as CSV; - is standard output.")
+@click.option("--json", "json_path", type=_Output(), help="Write the rows and all group sizes here as JSON; - is standard output.")
 @click.option(
-    "--plot", "plot_path", type=_Output((".png", ".svg", ".pdf")), help="Plot speed-up and fraction of the floor (needs matplotlib)."
+    "--plot",
+    "plot_paths",
+    type=_Output((".png", ".svg", ".pdf")),
+    multiple=True,
+    help="Plot speed-up and fraction of the floor, by the name's ending (needs matplotlib). Repeatable.",
 )
 def bench(**options: Any) -> None:
     """Time ragged dots against the padded baselines, and check every result.
 
-    Without --model, --shape and --suite all model presets are run. Exit status: 0; 1 when a result is wrong, a call failed or a backend
-    that was named ran nothing; 130 after Ctrl-C (finished rows are printed and written).
+    Without --model, --shape and --suite all model presets are run. Their shapes are not the models' published ones: they come from AMD's
+    article about grouped GEMM in XLA, whose MaxText configurations differ (its mixtral-8x7b has 32 experts). M is sequence x top-k, or
+    what the article's micro-benchmark used.
+
+    A FILE of group sizes is JSON (a list of E integers, a list of such lists, or an object with either as "group_sizes"), .npy (integers,
+    (E,) or (vectors, E)), or text: several numbers a line, a vector a line; or E lines of one number each, one vector. Sizes fit the full
+    shape and are scaled with it.
+
+    Exit status: 0; 1 when a result is wrong, a call failed or a backend that was named ran nothing; 2 for arguments that can't be met;
+    130 after Ctrl-C (finished rows are printed and written).
     """
-    from hipgroupgemm.benchmark.command import Request, run
+    from hipgroupgemm.benchmark.command import DistributionError, Request, run
 
     _check_backends(options["backends"])
-    if options["plot_path"] is not None:
+    plots = _once(options["plot_paths"])
+    if plots:
         _require_matplotlib()
-    baselines = options["baselines"] or _BASELINES
+    _check_outputs([path for path in (options["csv_path"], options["json_path"], *plots) if path is not None])
+    baselines = _once(options["baselines"]) or _BASELINES
     if "none" in baselines and len(baselines) > 1:
         raise click.BadParameter("none was given along with others; give none, or those wanted", param_hint="--baseline")
+    _check_gpu(options["device"])
+    named, exact = _shapes(options["models"], options["suite"], options["shapes"])
+    if options["scale"] == "auto":
+        named, exact = [*named, *exact], []
     request = Request(
-        shapes=_shapes(options["models"], options["suite"], options["shapes"]),
+        shapes=named,
+        exact_shapes=exact,
         classes=_classes(options["classes"]),
         dtype=options["dtype"],
         distribution=options["distribution"],
         seed=options["seed"],
-        backends=options["backends"] or None,
+        backends=_once(options["backends"]) or None,
         baselines=() if "none" in baselines else baselines,
         scale=None if options["scale"] == "auto" else options["scale"],
         repetitions=options["repetitions"],
         device=options["device"],
         csv=options["csv_path"],
         json=options["json_path"],
-        plot=options["plot_path"],
+        plots=plots,
     )
     try:
         code = run(request)
+    except DistributionError as error:
+        raise click.BadParameter(str(error), param_hint="--distribution") from error
+    except BrokenPipeError:  # main knows what to do
+        raise
     except (ValueError, RuntimeError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.get_current_context().exit(code)
+
+
+def _check_outputs(paths: Sequence[Path]) -> None:
+    for index, path in enumerate(paths):
+        if path in paths[:index] and str(path) != os.devnull:
+            raise click.UsageError(f"{'standard output' if str(path) == '-' else path} was given for two outputs; give each its own")
+
+
+def _check_gpu(device: str) -> None:
+    """A GPU that was asked for and that CuPy can't serve is a usage error; auto falls back to the CPU."""
+    if device in ("auto", "cpu"):
+        return
+    from hipgroupgemm.benchmark.labs import gpu_refusal
+
+    reason = gpu_refusal(device)
+    if reason:
+        raise click.BadParameter(reason, param_hint="--device")
 
 
 def _require_matplotlib() -> None:
@@ -251,30 +344,36 @@ def _require_matplotlib() -> None:
 
 @cli.command(name="list")
 @_problem_options
-@click.option("--device", default=None, metavar="cpu|cuda[:N]|rocm[:N]", help="Default: the GPU where there is one, else the CPU.")
 @click.option("--max-workspace", type=_Bytes(), help="Only algorithms that need at most so many bytes, such as 32MiB.")
 @click.option("--max-algorithms", type=click.IntRange(min=1), help="At most so many of each backend.")
+@click.option("--models", "list_models", is_flag=True, help="Print the model presets and their shapes instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_algorithms(**options: Any) -> None:
     """List the algorithms that can run a problem, and why each other backend refuses. Allocates nothing.
 
-    Exit status: 0, or 1 when a problem has no algorithm at all.
+    With a named device, such as rocm:0, that need not be here. Exit status: 0, or 1 when a problem has no algorithm at all.
     """
-    from hipgroupgemm.benchmark.algorithms import algorithms_of, default_device, print_listings
+    from hipgroupgemm.benchmark.algorithms import algorithms_of, default_device, models_as_dicts, print_listings, print_models
 
+    if options["list_models"]:
+        if options["as_json"]:
+            click.echo(json.dumps(models_as_dicts(), indent=1))
+        else:
+            print_models()
+        return
     _check_backends(options["backends"])
     if not (options["models"] or options["shapes"]):
-        raise click.UsageError("Which problem? Give --shape M,K,N,E or --model NAME.")
+        raise click.UsageError("Which problem? Give --shape M,K,N,E or --model NAME; --models prints the names.")
     from hipgroupgemm.views import Device
 
-    try:
-        device = default_device() if options["device"] is None else Device.of(options["device"])
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--device") from error
+    if options["device"] == "gpu":
+        _check_gpu("gpu")
+    device = default_device() if options["device"] in ("auto", "gpu") else Device.of(options["device"])
     dtype = options["dtype"] or ("float32" if device.kind == "cpu" else "bfloat16")
+    named, exact = _shapes(options["models"], None, options["shapes"])
     listings = [
-        algorithms_of(kind, shape, dtype, device, options["backends"], options["max_algorithms"], options["max_workspace"])
-        for shape in _shapes(options["models"], None, options["shapes"])
+        algorithms_of(kind, shape, dtype, device, _once(options["backends"]), options["max_algorithms"], options["max_workspace"])
+        for shape in (*named, *exact)
         for kind in _classes(options["classes"])
     ]
     if options["as_json"]:

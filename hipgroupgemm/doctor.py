@@ -291,8 +291,8 @@ def _rocm_findings(machine: Machine, targets: Sequence[str]) -> Iterator[Finding
     if any(path.exists() for path in shim):
         yield Finding("ROCm", "hipgroupgemm's native part", True, "", str(shim[0]))
     else:
-        build = "pip install --force-reinstall --no-deps --no-binary hipgroupgemm hipgroupgemm"
-        remedy = f"{wanted}install hipBLASLt's headers (hipblaslt-dev) and g++, then {build}"
+        build = "pip install --force-reinstall --no-deps ."
+        remedy = f"{wanted}install hipBLASLt's headers (hipblaslt-dev) and g++, then in a checkout of hipgroupgemm: {build}"
         yield Finding("ROCm", "hipgroupgemm's native part", False, "", "not built: the hipblaslt backend needs it", remedy)
 
 
@@ -440,32 +440,32 @@ def _refusal(get_backend: Callable[[str], Any], name: str, config: Any, device: 
 
 
 def print_report(report: Report) -> None:
-    """The report as a table for a person, remedies below the parts that are missing."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    """The report for a person. What to do stands on a line of its own that is never broken, so that commands can be copied."""
+    from rich.markup import escape
 
     import hipgroupgemm
     from hipgroupgemm.benchmark.command import stdout_console
 
     console = stdout_console()
-    system = f"{platform.system()} {platform.machine()}"
-    console.print(f"hipgroupgemm {hipgroupgemm.__version__}, Python {platform.python_version()}, {system}", highlight=False)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "what", "state", "version", "detail; what to do"):
-        table.add_column(name, overflow="fold", no_wrap=name in ("", "state"))
+
+    def say(line: str) -> None:  # a long line is the terminal's to wrap: that leaves it whole when it is copied
+        console.print(line, highlight=False, soft_wrap=True)
+
+    say(f"hipgroupgemm {hipgroupgemm.__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    width = max((len(finding.name) for finding in report.findings), default=0)
     area = ""
     for finding in report.findings:
-        if area and finding.area != area:
-            table.add_section()
-        note = "; ".join(part for part in (finding.detail, finding.remedy) if part)
+        if finding.area != area:
+            area = finding.area
+            say(f"\n[bold]{area}[/]")
         optional = "only needed" in finding.remedy or "none is needed" in finding.remedy
         state = "found" if finding.found else "absent" if optional else "missing"
         style = "green" if finding.found else "dim" if optional else "yellow"
-        shown = finding.area if finding.area != area else ""
-        table.add_row(shown, finding.name, f"[{style}]{state}[/]", finding.version, note.replace("[", r"\["))
-        area = finding.area
-    console.print(table)
-    console.print("Backends", style="bold")
+        about = "  ".join(part for part in (finding.version, finding.detail) if part)
+        say(f"  [{style}]{state:<7}[/]  {escape(f'{finding.name:<{width}}  {about}'.rstrip())}")
+        if finding.remedy:
+            say(f"           {escape(finding.remedy)}")
+    say("\n[bold]Backends[/]")
     for one in report.backends:
         verdict = "runs" if not one.reason else f"does not run: {one.reason}"
-        console.print(f"  {one.backend} on {one.device}: {verdict}", markup=False, highlight=False, soft_wrap=True)
+        say(escape(f"  {one.backend} on {one.device}: {verdict}"))

@@ -3,6 +3,9 @@
 Pure data and NumPy: tests, benchmark, tuning and comparisons with other libraries share this module. A workload is an `MoEShape`
 (M routed tokens, K embedding, N expert MLP, E experts), one of the six `CLASSES` that a training step of an MoE layer consists of, and
 a vector of group sizes.
+
+The presets' shapes are not the ones under which the models were published: they come from AMD's article about grouped GEMM in XLA, which
+ran the MoE models of MaxText in configurations of its own (its mixtral-8x7b has 32 experts; Mistral's, of 8, is mixtral-8x7b-published).
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ class MoEShape:
         m: routed tokens, batch x sequence x top-k: the ragged dimension.
         k: embedding dimension. n: the expert MLP's dimension. e: experts, the groups.
         label: the model's or the suite's name for it; takes no part in comparisons.
-        scale: the divisor that m, k and n were divided by, 1 for the published shape.
+        scale: the divisor that m, k and n were divided by, 1 for the full shape.
     """
 
     m: int
@@ -112,7 +115,9 @@ class MoEShape:
 
 @dataclasses.dataclass(frozen=True)
 class MoEPreset:
-    """A model of the article's tables 4 and 5 (MI300 and MI350), or, for the published Mixtral, of its result tables.
+    """A MaxText model of AMD's article about grouped GEMM in XLA: its tables 4 and 5 (MI300, MI350), or its results (published Mixtral).
+
+    Several are cut down or enlarged there: look at `shape` before comparing with a model card.
 
     Attributes:
         name: unique. emb: K. moe_mlp: N. experts: E. top_k, seq: the routed tokens of one sequence are seq x top_k.
@@ -168,7 +173,10 @@ PRESETS: Mapping[str, MoEPreset] = {
         MoEPreset("llama4-17b-16e", 5120, 8192, 16, 1, 1024),
     )
 }
-"""Models by name. deepseek3-test has 32 experts in the MI300 table and 256 in the MI350 one."""
+"""Models by name, with the article's extents, not the models' published ones.
+
+deepseek3-test has 32 experts in the MI300 table and 256 in the MI350 one.
+"""
 
 ALIASES: Mapping[str, tuple[str, ...]] = {"deepseek3-test": ("deepseek3-test-mi300", "deepseek3-test-mi350")}
 """Names that stand for several presets."""
@@ -301,7 +309,8 @@ def check_group_sizes(sizes: Any, shape: MoEShape, name: str = "group_sizes") ->
     """`sizes` as (E,) int32 if they fit the shape; raises ValueError naming what does not."""
     array = np.asarray(sizes)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(f"{name}: got {array.dtype} of shape {array.shape}, wanted a vector of integers")
+        advice = "; the numbers are whole: convert them with .astype(numpy.int64)" if _is_whole(array) else ""
+        raise ValueError(f"{name}: got {array.dtype} of shape {array.shape}, wanted a vector of integers{advice}")
     if array.size != shape.e:
         raise ValueError(f"{name}: has {array.size} sizes, but {shape.label or 'the shape'} has E = {shape.e} groups")
     if array.size and int(array.min()) < 0:
@@ -322,33 +331,69 @@ def scale_group_sizes(sizes: Sizes, scale: int) -> Sizes:
     return np.diff(ends, prepend=0).astype(np.int32)
 
 
-def read_group_sizes(path: str | Path) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+def _is_whole(array: np.ndarray[Any, Any]) -> bool:
+    return array.dtype.kind == "f" and bool(np.isfinite(array).all() and (array == np.floor(array)).all())
+
+
+def read_group_sizes(path: str | Path, experts: int | None = None) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
     """The vectors of group sizes in a file, one or several, each (E,) int64.
 
     By the file's suffix: `.json`: a list of integers, a list of such lists, or an object with either as "group_sizes"; `.npy`: integers,
     (E,) or (vectors, E); anything else is text: integers separated by blanks or commas, one vector a line, `#` starts a comment.
 
+    Args:
+        path: the file.
+        experts: E, where it is known: text of exactly E lines with one number each is then one vector, a group a line.
+
     Raises:
         OSError: the file can't be read.
-        ValueError: it holds something else; the text says where.
+        ValueError: it holds something else; the text says where, and what to do.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder; name the file of group sizes in it (.json, .npy or text)")
+    if path.suffix == ".npz":
+        raise ValueError(
+            f"{path}: is an archive of arrays; save the one with the sizes alone: numpy.save('sizes.npy', archive['its name'])"
+        )
     if path.suffix == ".npy":
-        try:
-            data = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise ValueError(f"{path}: not a .npy file of integers ({error})") from None
-        if data.dtype.kind not in "iu" or data.ndim not in (1, 2):
-            raise ValueError(f"{path}: holds {data.dtype} of shape {data.shape}, wanted integers of shape (E,) or (vectors, E)")
-        rows: list[Any] = list(data.reshape(-1, data.shape[-1]).tolist())
+        rows = _npy_rows(path)
     elif path.suffix == ".json":
         rows = _json_rows(path)
     else:
         rows = list(_text_rows(path))
+        if experts is not None and experts > 1 and rows and all(len(row) == 1 for row in rows):
+            if len(rows) != experts:
+                raise ValueError(
+                    f"{path}: has {len(rows)} lines of one number each, but there are E = {experts} groups; "
+                    "give one line a group, or all sizes of a vector on one line"
+                )
+            rows = [[size for row in rows for size in row]]
     vectors = [_vector(path, index, row) for index, row in enumerate(rows)]
     if not vectors:
         raise ValueError(f"{path}: holds no group sizes")
     return vectors
+
+
+def _npy_rows(path: Path) -> list[Any]:
+    save = "numpy.save(path, numpy.asarray(sizes, numpy.int64))"
+    with path.open("rb") as file:
+        magic = file.read(6)
+    if magic[:4] == b"PK\x03\x04":
+        raise ValueError(f"{path}: is an archive of arrays (.npz) by another name; write the sizes alone: {save}")
+    if magic != b"\x93NUMPY":
+        raise ValueError(f"{path}: is not a .npy file (a pickle, or something else); write it with {save}")
+    try:
+        data = np.load(path, allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # a broken header fails as ValueError, EOFError, SyntaxError or tokenize.TokenError
+        reason = "it holds Python objects, which are not loaded" if "allow_pickle" in str(error) else str(error)
+        raise ValueError(f"{path}: can't be read as integers ({reason}); write it with {save}") from None
+    if data.dtype.kind not in "iu" or data.ndim not in (1, 2):
+        advice = f"; the numbers are whole: {save}" if _is_whole(data) else ""
+        raise ValueError(f"{path}: holds {data.dtype} of shape {data.shape}, wanted integers of shape (E,) or (vectors, E){advice}")
+    return list(data.reshape(-1, data.shape[-1]).tolist())
 
 
 def _json_rows(path: Path) -> list[Any]:
@@ -375,15 +420,24 @@ def _text_rows(path: Path) -> Iterator[list[int]]:
         try:
             row = [int(word) for word in words]
         except ValueError:
-            raise ValueError(f"{path}, line {number}: {line.strip()!r} is not integers separated by blanks or commas") from None
+            advice = "; write whole numbers without a point, 3 and not 3.0" if _are_numbers(words) else ""
+            raise ValueError(f"{path}, line {number}: {line.strip()!r} is not integers separated by blanks or commas{advice}") from None
         if row:
             yield row
+
+
+def _are_numbers(words: Sequence[str]) -> bool:
+    try:
+        return all(float(word).is_integer() for word in words)
+    except (ValueError, OverflowError):
+        return False
 
 
 def _vector(path: Path, index: int, row: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
     for group, size in enumerate(row):
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 31:
-            raise ValueError(f"{path}, vector {index}, group {group}: got {size!r}, wanted an integer from 0 to {(1 << 31) - 1}")
+            advice = f": write {int(size)}" if isinstance(size, float) and size.is_integer() else ""
+            raise ValueError(f"{path}, vector {index}, group {group}: got {size!r}, wanted an integer from 0 to {(1 << 31) - 1}{advice}")
     if not row:
         raise ValueError(f"{path}, vector {index}: is empty, wanted one size a group")
     return np.asarray(row, np.int64)

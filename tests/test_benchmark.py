@@ -80,10 +80,21 @@ def test_padded_baselines_keep_nan_of_uncovered_rows_out() -> None:
 
 
 def test_padded_baselines_say_when_memory_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    operands = operands_of(job())
     monkeypatch.setattr(SmallLab, "free_bytes", lambda self: 1000)
     for name in ("padded_dot", "padded_batch"):
         with pytest.raises(MemoryError, match=r"the (masked|padded) operand takes 0\.0 GiB, 0\.0 GiB are free"):
-            BASELINES[name][1](SmallLab(), operands_of(job()))
+            BASELINES[name][1](SmallLab(), operands)
+
+
+def test_operands_that_can_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = 4 * (37 * 19 + 5 * 19 * 23 + 37 * 23)
+    monkeypatch.setattr(SmallLab, "free_bytes", lambda self: needed)
+    assert operands_of(job()).lhs.shape == (37, 19)
+    monkeypatch.setattr(SmallLab, "free_bytes", lambda self: needed - 1)
+    rows = Runner(SmallLab(), FLOAT32, CEILINGS).run_job(job(), 0)
+    assert {row.status for row in rows} == {"out of memory"}
+    assert rows[0].detail == "the operands: lhs, rhs and out take 0.0 GiB, 0.0 GiB are free"
 
 
 # ---- the judge -------------------------------------------------------------------------------------------------------------------

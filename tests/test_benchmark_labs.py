@@ -82,7 +82,22 @@ def fake_cupy(hip: bool, devices: int = 1) -> types.ModuleType:
         def standard_normal(self, size, dtype):
             return super().standard_normal(size).astype(dtype)
 
-    device = types.SimpleNamespace(id=0, attributes={"L2CacheSize": 4096})
+    class Device:
+        """The current device, or one that is current inside a with statement."""
+
+        current = 0
+
+        def __init__(self, index=None) -> None:
+            self.id = Device.current if index is None else index
+            self.attributes = {"L2CacheSize": 4096}
+
+        def __enter__(self):
+            self.before, Device.current = Device.current, self.id
+            return self
+
+        def __exit__(self, *_) -> None:
+            Device.current = self.before
+
     runtime = types.SimpleNamespace(
         is_hip=hip,
         getDeviceCount=lambda: devices,
@@ -94,7 +109,7 @@ def fake_cupy(hip: bool, devices: int = 1) -> types.ModuleType:
     stream = types.SimpleNamespace(synchronize=lambda: None)
     module.cuda = types.SimpleNamespace(
         runtime=runtime,
-        Device=lambda: device,
+        Device=Device,
         Event=FakeEvent,
         MemoryHook=MemoryHook,
         get_elapsed_time=lambda start, end: end.at - start.at,
@@ -152,4 +167,22 @@ def test_labs_say_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(lab, NumPyLab)
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(True, devices=0))
     with pytest.raises(RuntimeError, match="CuPy finds no device"), lab_for("gpu"):
+        pass
+
+
+@pytest.mark.parametrize("hip", [False, True])
+def test_named_gpus(hip: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = fake_cupy(hip, devices=2)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(labs, "_MEBI", 1024)
+    kind, other = ("rocm", "cuda") if hip else ("cuda", "rocm")
+    for name, wanted in [(kind, f"{kind}:0"), (f"{kind}:1", f"{kind}:1"), ("gpu", f"{kind}:0")]:
+        with lab_for(name) as lab:
+            assert str(lab.device) == wanted
+            assert cupy.cuda.Device.current == lab.device.index
+        assert cupy.cuda.Device.current == 0
+    for name in (other, f"{kind}:2"):
+        with pytest.raises(RuntimeError, match=rf"CuPy has no {name}.* here, only {kind}:0, {kind}:1"), lab_for(name):
+            pass
+    with pytest.raises(ValueError, match="device='tpu'"), lab_for("tpu"):
         pass

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import itertools
 import json
 import math
@@ -36,12 +37,27 @@ def test_tables_fit_and_say_everything(width: int) -> None:
     text = console.export_text()
     table = [line for line in text.splitlines() if not line.startswith("reference, ")]
     assert max(len(line.rstrip()) for line in table) <= width
-    for word in ("WRONG", "1/8", "E=128", "160 MiB", "1.23", "21.0x", "2.0e-07", "0.4", "padded_dot", "wgrad_wo"):
+    header = next(line for line in table if "TFLOP/s" in line)
+    row = next(line for line in table if "21.0x" in line)
+    assert row[header.index("runs") : header.index("runs") + 4] == "   5"
+    for word in ("WRONG", "1/8 of the model's", "E=128", "160 MiB", "1.23", "21.0x", "2.0e-07", "0.4", "padded_dot", "wgrad_wo"):
         assert word in text, word
     assert "…" not in text
     assert "reference, qwen3-30b-a3b fwd_wi: wrong: group 3: 1 of 9 elements wrong [0, 1]" in text
     assert ("numpy_matmul_a_group" in text) == (width > 80)
     console.file.close()
+
+
+def test_states_and_counts_fit_narrow_terminals() -> None:
+    rows = [dataclasses.replace(row, repetitions=15, tflops=0.00123, floor_fraction=0.098, peak_extra_bytes=31_000) for row in _rows()[:12]]
+    for row, status in zip(rows, ("refused", "out of memory", "failed", "wrong"), strict=False):
+        row.status, row.detail, row.backend = status, "it says why", "padded_batch"
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_rows(console, rows)
+    text = console.export_text()
+    assert "…" not in text
+    for word in ("refused", "no room", "failed", "WRONG", "out of memory: it says why", "0.00123", "30.3 KiB", "3.0e-07"):
+        assert word in text, word
 
 
 def test_csv_and_json_come_back(tmp_path) -> None:
@@ -94,6 +110,37 @@ def test_plots_hold_their_words_and_bars(tmp_path) -> None:
     with pytest.raises(ValueError, match="none has the value to plot"):
         plot_speedup([row for row in rows if row.baseline], tmp_path / "b.png")
     assert not (tmp_path / "b.png").exists()
+
+
+def _drawn(monkeypatch: pytest.MonkeyPatch, plot, rows: list[Row], path):
+    """The axes of a plot."""
+    from matplotlib.figure import Figure
+
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *rest, **options: (figures.append(self), save(self, *rest, **options)))
+    plot(rows, path)
+    return figures[0].axes[0]
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.4, 0.98, 1.3])
+def test_the_floor_plot_has_its_ceiling_and_short_bars_their_value(fraction: float, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    row = dataclasses.replace(_rows()[2], floor_fraction=fraction)
+    axis = _drawn(monkeypatch, plot_floor, [row], tmp_path / "a.png")
+    assert [list(line.get_ydata()) for line in axis.lines] == [[1, 1]]
+    assert axis.get_ylim()[1] > max(1, fraction)
+    assert [text.get_text() for text in axis.texts] == (["0.001"] if fraction < 0.05 else [])
+    bar = axis.containers[0][0]
+    left, right = axis.get_xlim()
+    assert bar.get_width() < 0.25 * (right - left)
+
+
+def test_speedups_near_one_carry_their_value(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [dataclasses.replace(_rows()[2], ragged_dot_class=name, speedup=value) for name, value in [("fwd_wi", 1.01), ("fwd_wo", 30.0)]]
+    axis = _drawn(monkeypatch, plot_speedup, rows, tmp_path / "a.png")
+    assert [text.get_text() for text in axis.texts] == ["1.01x"]
 
 
 def test_ratio_sides() -> None:

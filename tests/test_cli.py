@@ -166,7 +166,7 @@ def test_bench_for_real(tmp_path) -> None:
     assert {row["status"] for row in rows} == {"ok"}
     assert {row["ragged_dot_class"] for row in rows} == set(CLASSES)
     data = json.loads(outputs[1].read_text())
-    assert (data["seed"], data["operand_dtype"], data["requested_scale"], data["interrupted"]) == (5, "float32", "auto", False)
+    assert (data["seed"], data["operand_dtype"], data["requested_scale"], data["interrupted"]) == (5, "float32", 1, False)
     assert data["device"].startswith("cpu: ")
     assert data["versions"]["numpy"] == np.__version__
     assert re.match(r"\d{4}-\d\d-\d\dT", data["date"])
@@ -181,8 +181,8 @@ def test_models_are_scaled_and_the_table_says_so(tmp_path) -> None:
     result = bench("--model", "qwen3-30b-a3b", "--class", "fwd_wi", "--scale", "32", "--csv", str(tmp_path / "a.csv"), "--baseline", "loop")
     assert result.exit_code == 0, result.output
     assert "qwen3-30b-a3b M=320 K=64 N=24 E=128" in words(result.output)
-    assert "scaled: M, K and N are 1/32 of the published" in words(result.output)
-    assert "--scale 1 runs the published ones" in words(result.output)
+    assert "scaled: M, K and N are 1/32 of the model's" in words(result.output)
+    assert "--scale 1 runs them in full" in words(result.output)
     rows = rows_of(tmp_path / "a.csv")
     assert [(row["backend"], row["scale"], row["m"], row["speedup"]) for row in rows] == [
         ("reference", "32", "320", ""),
@@ -192,10 +192,16 @@ def test_models_are_scaled_and_the_table_says_so(tmp_path) -> None:
 
 @pytest.mark.usefixtures("fast")
 def test_scaling_is_automatic_and_can_be_turned_off() -> None:
-    result = bench("--shape", "8192,512,512,64", "--class", "fwd_wi", "--baseline", "none")
-    assert "1/4 of the published" in words(result.output)  # 275 GFLOP padded, at most 10 are run
-    result = bench("--shape", "1024,64,64,8", "--class", "fwd_wi", "--baseline", "none", "--scale", "1")
-    assert "scaled" not in result.output
+    shape = ["--shape", "8192,512,512,64", "--class", "fwd_wi", "--baseline", "none"]
+    result = bench(*shape, "--scale", "auto")
+    assert "1/4 of 8192,512,512,64's" in words(result.output)  # 275 GFLOP padded, at most 10 are run
+    result = bench(*shape, "--scale", "2")
+    assert "M=4096 K=256 N=256 E=64" in words(result.output)
+    result = bench(*shape)  # what was asked for is what is run
+    assert "M=8192 K=512 N=512 E=64" in words(result.output)
+    assert "caled" not in result.output
+    result = bench("--model", "deepseek3-test-mi300", "--class", "fwd_wi", "--baseline", "none")
+    assert "1/2 of the model's" in words(result.output)
 
 
 def test_default_request_is_all_presets_and_stays_small() -> None:
@@ -250,8 +256,8 @@ def test_a_named_backend_that_runs_nothing_fails_the_command(backend: str) -> No
         (["--shape", "1,2,3"], "'--shape': shape '1,2,3': wanted four integers M,K,N,E"),
         (["--shape", "1,2,3,0"], "e=0: wanted at least 1"),
         (["--class", "fwd"], "'fwd' is not one of 'fwd_wi'"),
-        (["--dtype", "int8"], "'int8' is not one of 'bfloat16'"),
-        (["--backend", "cublas"], "'cublas': no such backend; there are "),
+        (["--dtype", "int8"], "'int8': no such element type; there are bfloat16, float16"),
+        (["--backend", "cublas"], "'cublas': no such backend; there are hipblaslt, triton, reference"),
         (["--scale", "half"], "'half': wanted auto or a divisor of at least 1"),
         (["--scale", "²"], "'²': wanted auto or a divisor of at least 1"),
         (["--shape", "2147483648,1,1,1"], "m=2147483648: wanted at most 2147483647"),
@@ -259,6 +265,11 @@ def test_a_named_backend_that_runs_nothing_fails_the_command(backend: str) -> No
         (["--repetitions", "0"], "0 is not in the range x>=1"),
         (["--suite", "table13"], "'table13' is not one of 'table12'"),
         (["--plot", "a.txt"], "wanted a name that ends in .png, .svg, .pdf"),
+        (["--csv", "-", "--json", "-"], "standard output was given for two outputs"),
+        (["--csv", "same.txt", "--json", "same.txt"], "same.txt was given for two outputs"),
+        (["--plot", "-"], "wanted a name that ends in .png, .svg, .pdf"),
+        (["--device", "tpu"], "device='tpu': must be"),
+        (["--device", "cpu:1"], "device='cpu:1': must be"),
         (["--csv", "no/where/a.csv"], "there is no directory no/where"),
         (["--csv", "/proc/a.csv"], "/proc/a.csv: no file can be made in /proc"),
         (["--baseline", "none", "--baseline", "loop"], "none was given along with others"),
@@ -280,9 +291,16 @@ def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path) -> N
 
 def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    result = invoke("bench", *SHAPE, "--device", "gpu")
-    assert result.exit_code == 1
-    assert "CuPy is not usable" in result.output
+    for command_line in (
+        ["bench", "--device", "gpu"],
+        ["bench", "--device", "cuda:1"],
+        ["bench", "--device", "rocm"],
+        ["list", "--device", "gpu"],
+    ):
+        result = invoke(*command_line, *SHAPE)
+        assert result.exit_code == 2
+        assert "'--device'" in result.output or "--device:" in result.output
+        assert "CuPy is not usable" in result.output
 
 
 # ---- distributions from files ----------------------------------------------------------------------------------------------------
@@ -327,7 +345,8 @@ def test_group_sizes_that_do_not_fit(content: str | None, pattern: str, tmp_path
     if content is not None:
         path.write_text(content)
     result = bench(*SHAPE, "--distribution", str(path))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
+    assert "Invalid value for --distribution" in words(result.output)
     assert pattern in words(result.output)
     assert not isinstance(result.exception, (ValueError, OSError))
 
@@ -463,7 +482,7 @@ def test_list_for_a_device_that_is_not_here() -> None:
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
-        ([], "Which problem? Give --shape M,K,N,E or --model NAME."),
+        ([], "Which problem? Give --shape M,K,N,E or --model NAME; --models prints"),
         ([*SHAPE, "--device", "tpu"], "device='tpu': must be"),
         ([*SHAPE, "--max-workspace", "much"], "'much': wanted a number of bytes"),
         ([*SHAPE, "--max-workspace", "3 mb2"], "'3 mb2': wanted a number of bytes"),

@@ -1,10 +1,11 @@
 """The doctor, on simulated machines: files, packages and libraries of AMD, NVIDIA and bare hosts."""
 
-import ctypes
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from hipgroupgemm.cli import cli
 from hipgroupgemm.doctor import BackendState, Finding, Machine, Report, examine, gfx_name, print_report
@@ -244,12 +245,36 @@ def test_doctor_imports_no_framework() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_remedies_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    remedy = "pip install 'hipgroupgemm[rocm]'"
-    print_report(
-        Report([Finding("Python", "CuPy", False, "", "not installed", remedy)], [BackendState("hipblaslt", "rocm:0", "no [thing]")])
+@pytest.mark.parametrize("columns", [40, 80])
+def test_remedies_are_whole_lines_at_any_width(columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal and in a pipe: what is to be copied is on one line, and no line is filled up with blanks."""
+    remedy = "only needed for AMD GPUs: pip install 'hipgroupgemm[rocm]', which is a long line on a narrow terminal of eighty columns"
+    report = Report(
+        [
+            Finding("ROCm", "hipBLASLt", True, "1.2", "/opt/rocm/lib/libhipblaslt.so"),
+            Finding("Python", "CuPy", False, "", "not installed [at all]", remedy),
+        ],
+        [BackendState("hipblaslt", "rocm:0", "no [thing]")],
     )
-    text = capsys.readouterr().out
-    assert remedy in text
-    assert "hipblaslt on rocm:0: does not run: no [thing]" in text
-    assert ctypes.sizeof(ctypes.c_int) == 4
+    terminal = Console(width=columns, force_terminal=True, color_system=None)
+    for console in (None, terminal):
+        if console is not None:
+            monkeypatch.setattr("hipgroupgemm.benchmark.command.stdout_console", lambda: terminal)
+            terminal.file = sys.stdout
+        print_report(report)
+        lines = capsys.readouterr().out.splitlines()
+        assert f"           {remedy}" in lines
+        assert "  absent   CuPy       not installed [at all]" in lines
+        assert "  found    hipBLASLt  1.2  /opt/rocm/lib/libhipblaslt.so" in lines
+        assert "  hipblaslt on rocm:0: does not run: no [thing]" in lines
+        assert all(line == line.rstrip() for line in lines)
+
+
+def test_building_again_is_said_in_words_that_work(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hipgroupgemm.native import _loader
+
+    command = "pip install --force-reinstall --no-deps ."
+    assert examine(machine(tmp_path)).finding("hipgroupgemm's native part").remedy.endswith(f"in a checkout of hipgroupgemm: {command}")
+    monkeypatch.setenv("HIPGROUPGEMM_NATIVE_LIBRARY", str(tmp_path / "libhipgroupgemm.so"))
+    monkeypatch.setattr(_loader, "_library", None)
+    assert f"`{command}` in a checkout" in (_loader.unavailable_reason() or "")

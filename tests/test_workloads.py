@@ -1,6 +1,7 @@
 """Presets, classes and group sizes: against the published tables, JAX's shapes, and files of every kind."""
 
 import json
+import pickle
 import subprocess
 import sys
 
@@ -229,7 +230,10 @@ def test_files_of_group_sizes(tmp_path, name, content, wanted) -> None:
         ("a.json", [1, True], "vector 0, group 1: got True"),
         ("a.json", [1, 2**31], "vector 0, group 1: got 2147483648"),
         ("a.json", [[1, 2], 3], r"vector 0, group 0: got \[1, 2\]"),
-        ("a.npy", np.array([1.0, 2.0]), "holds float64 of shape"),
+        ("a.npy", np.array([1.0, 2.0]), r"holds float64 of shape .*whole: numpy\.save\(path, numpy\.asarray\(sizes, numpy\.int64\)\)"),
+        ("a.npy", np.array([1.5, 2.0]), r"wanted integers of shape \(E,\) or \(vectors, E\)$"),
+        ("a.json", [1, 2.0], "vector 0, group 1: got 2.0, wanted an integer .*: write 2$"),
+        ("a.txt", "1 2.0\n", "line 1: '1 2.0' is not integers .*3 and not 3.0"),
         ("a.npy", np.zeros((1, 2, 3), int), "wanted integers of shape"),
         ("a.npy", np.array([3, -1]), "vector 0, group 1: got -1"),
         ("a.txt", "1 2\n3 four\n", "line 2: '3 four' is not integers"),
@@ -247,11 +251,38 @@ def test_files_that_are_not_what_their_name_says(tmp_path) -> None:
     (tmp_path / "pickled.npy").write_bytes(b"")
     np.save(tmp_path / "object.npy", np.array([{}], object), allow_pickle=True)
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
-    for name in ("a.npy", "pickled.npy", "object.npy", "a.txt"):
-        with pytest.raises(ValueError, match=name):
-            read_group_sizes(tmp_path / name)
+    (tmp_path / "raw.npy").write_bytes(pickle.dumps([1, 2]))
+    (tmp_path / "header.npy").write_bytes(b"\x93NUMPY\x01\x00\x04\x00{]}\n")
+    np.savez(tmp_path / "a.npz", sizes=[1, 2])
+    (tmp_path / "zip.npy").write_bytes((tmp_path / "a.npz").read_bytes())
+    (tmp_path / "folder").mkdir()
+    for name, text in [
+        ("a.npy", "is not a .npy file"),
+        ("pickled.npy", "is not a .npy file"),
+        ("raw.npy", "a pickle, or something else"),
+        ("header.npy", "can't be read as integers"),
+        ("object.npy", "holds Python objects"),
+        ("zip.npy", "by another name"),
+        ("a.npz", "is an archive of arrays; save the one"),
+        ("folder", "is a folder; name the file"),
+        ("a.txt", "not text"),
+    ]:
+        with pytest.raises(ValueError, match=f"{name}: .*{text}"):
+            read_group_sizes(tmp_path / name, 2)
     with pytest.raises(OSError, match="nowhere"):
         read_group_sizes(tmp_path / "nowhere.json")
+
+
+def test_one_number_a_line_is_one_vector_where_there_are_as_many_groups(tmp_path) -> None:
+    path = tmp_path / "sizes.txt"
+    path.write_text("# a group a line\n5\n0\n\n7  # the last\n")
+    assert [vector.tolist() for vector in read_group_sizes(path, 3)] == [[5, 0, 7]]
+    assert [vector.tolist() for vector in read_group_sizes(path, 1)] == [[5], [0], [7]]
+    assert [vector.tolist() for vector in read_group_sizes(path)] == [[5], [0], [7]]
+    with pytest.raises(ValueError, match="has 3 lines of one number each, but there are E = 4 groups; give one line a group"):
+        read_group_sizes(path, 4)
+    path.write_text("1 2 3\n4 5 6\n7 8 9\n")  # as many lines as groups, but of several numbers
+    assert [vector.tolist() for vector in read_group_sizes(path, 3)] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +291,8 @@ def test_files_that_are_not_what_their_name_says(tmp_path) -> None:
         ([1, 2], "has 2 sizes, but model has E = 3 groups"),
         ([1, 2, -1], "group 2 has size -1"),
         ([5, 5, 1], "sum to 11, but model has only M = 10 rows"),
-        ([1.0, 2.0, 3.0], "got float64 of shape"),
+        ([1.0, 2.0, 3.0], r"got float64 of shape .*whole: convert them with \.astype"),
+        ([1.5, 2.0, 3.0], "wanted a vector of integers$"),
         ([[1, 2, 3]], r"shape \(1, 3\), wanted a vector"),
         (np.array([2**63, 2**63, 0], np.uint64), "sum to 18446744073709551616"),
     ],

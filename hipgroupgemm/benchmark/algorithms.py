@@ -19,9 +19,9 @@ from hipgroupgemm.benchmark.table import bytes_text
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.ragged_dot import config_for_ragged_dot
 from hipgroupgemm.views import CPU, Device
-from hipgroupgemm.workloads import MoEShape, RaggedDotClass
+from hipgroupgemm.workloads import ALIASES, PRESETS, MoEShape, RaggedDotClass
 
-__all__ = ["Listing", "algorithms_of", "config_of", "default_device", "print_listings"]
+__all__ = ["Listing", "algorithms_of", "config_of", "default_device", "models_as_dicts", "print_listings", "print_models"]
 
 
 @dataclasses.dataclass
@@ -112,3 +112,32 @@ def print_listings(listings: Sequence[Listing]) -> None:
                 console.print(f"{title}: no algorithm", style="bold", highlight=False, soft_wrap=True)
             for name, reason in listing.refusals.items():
                 console.print(f"{name} refuses: {reason}", markup=False, highlight=False, soft_wrap=True)
+
+
+def models_as_dicts() -> list[dict[str, Any]]:
+    """The model presets as plain values: name, M, K, N, E and the other names that stand for them."""
+    return [
+        {
+            "model": preset.name,
+            **dict(zip("MKNE", preset.shape.extents, strict=True)),
+            "aliases": [alias for alias, names in ALIASES.items() if preset.name in names],
+        }
+        for preset in PRESETS.values()
+    ]
+
+
+def print_models() -> None:
+    """A table of the model presets."""
+    console = stdout_console()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("model", *"MKNE", "also"):
+        table.add_column(name, justify="right" if name in "MKNE" else "left", no_wrap=True)
+    for one in models_as_dicts():
+        table.add_row(one["model"], *(str(one[name]) for name in "MKNE"), ", ".join(one["aliases"]))
+    console.print(table)
+    console.print(
+        "M: routed tokens, K: embedding, N: expert MLP, E: experts. From AMD's article about grouped GEMM in XLA (MaxText's models),\n"
+        "not the models' published shapes. A name in the last column stands for all presets beside which it is; all for the whole table.",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -19,7 +19,7 @@ from hipgroupgemm.benchmark.ceilings import Ceilings, measure_ceilings
 from hipgroupgemm.benchmark.environment import describe
 from hipgroupgemm.benchmark.labs import Lab, lab_for
 from hipgroupgemm.benchmark.runner import FINE, Job, Row, Runner
-from hipgroupgemm.benchmark.table import print_rows, write_csv, write_json
+from hipgroupgemm.benchmark.table import STDOUT, print_rows, write_csv, write_json
 from hipgroupgemm.dtypes import DTYPES
 from hipgroupgemm.workloads import (
     DISTRIBUTIONS,
@@ -31,7 +31,18 @@ from hipgroupgemm.workloads import (
     scale_group_sizes,
 )
 
-__all__ = ["AUTO_PADDED_FLOPS", "Request", "Result", "measure", "plan_jobs", "plot_note", "print_machine", "run", "stdout_console"]
+__all__ = [
+    "AUTO_PADDED_FLOPS",
+    "DistributionError",
+    "Request",
+    "Result",
+    "measure",
+    "plan_jobs",
+    "plot_note",
+    "print_machine",
+    "run",
+    "stdout_console",
+]
 
 AUTO_PADDED_FLOPS = 10**10
 """On a CPU a shape is scaled until a padded dot takes at most so many operations: a tenth of a second on two cores."""
@@ -43,12 +54,20 @@ INTERRUPTED = 130
 _PLAIN_WIDTH = 144
 
 
+class DistributionError(ValueError):
+    """The distribution has no such name, its file can't be read, or what it holds does not fit a shape."""
+
+
 @dataclasses.dataclass
 class Request:
-    """What to run. scale=None is automatic, dtype=None the device's own, backends=None all that can; paths are files to write."""
+    """What to run. scale=None is automatic, dtype=None the device's own, backends=None all that can; paths are files to write.
+
+    With scale=None `shapes` are scaled on a CPU, and `exact_shapes`, run after them, are not: someone asked for just these.
+    """
 
     shapes: Sequence[MoEShape]
     classes: Sequence[RaggedDotClass]
+    exact_shapes: Sequence[MoEShape] = ()
     dtype: str | None = None
     distribution: str = "balanced"
     seed: int = 0
@@ -59,17 +78,30 @@ class Request:
     device: str = "auto"
     csv: Path | None = None
     json: Path | None = None
-    plot: Path | None = None
+    plots: Sequence[Path] = ()
 
 
 @dataclasses.dataclass
 class Result:
-    """What came of it: the rows of finished jobs, the ceilings, what it ran on; `interrupted` when Ctrl-C stopped it."""
+    """What came of it: the rows of finished jobs, the ceilings, what it ran on; `interrupted` when Ctrl-C stopped it.
+
+    jobs are the finished ones; their group sizes go into the JSON.
+    """
 
     rows: list[Row]
     context: dict[str, Any]
+    jobs: list[Job] = dataclasses.field(default_factory=list)
     interrupted: bool = False
     ceilings: Ceilings | None = None
+
+    def record(self) -> dict[str, Any]:
+        """What the JSON has besides the rows: the context, and the group sizes of every problem that was run."""
+        problems: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for job in self.jobs:  # the classes of a shape share the sizes
+            m, k, n, e = job.shape.extents
+            names = {"model": job.shape.label, "m": m, "k": k, "n": n, "e": e, "scale": job.shape.scale, "distribution": job.distribution}
+            problems.setdefault(tuple(names.values()), {**names, "group_sizes": job.sizes.tolist()})
+        return {**self.context, "interrupted": self.interrupted, "problems": list(problems.values())}
 
     def exit_code(self, named: Sequence[str] | None = None) -> int:
         """130 when interrupted; 1 when a row is wrong or failed, or a backend named by the caller ran nothing; else 0."""
@@ -88,30 +120,33 @@ def plan_jobs(request: Request, scales: bool) -> list[Job]:
         scales: whether scale=None means that shapes are scaled (on a CPU) or left alone.
 
     Raises:
-        ValueError: the file of group sizes does not fit, or there is no distribution or file of that name.
+        DistributionError: the file of group sizes does not fit, or there is no distribution or file of that name.
     """
     jobs = []
-    for published in request.shapes:
+    for whole, exact in [(one, False) for one in request.shapes] + [(one, True) for one in request.exact_shapes]:
         if request.scale is not None:
-            shape = published.scaled(request.scale) if request.scale > 1 else published
+            shape = whole.scaled(request.scale) if request.scale > 1 else whole
         else:
-            shape = published.fitting(AUTO_PADDED_FLOPS) if scales else published
-        for name, sizes in _distributions(request, published, shape):
-            jobs += [Job(kind, shape, sizes, name) for kind in request.classes]
+            shape = whole.fitting(AUTO_PADDED_FLOPS) if scales and not exact else whole
+        try:
+            for name, sizes in _distributions(request, whole, shape):
+                jobs += [Job(kind, shape, sizes, name) for kind in request.classes]
+        except (ValueError, OSError) as error:
+            raise DistributionError(str(error)) from error
     return jobs
 
 
-def _distributions(request: Request, published: MoEShape, shape: MoEShape) -> Iterator[tuple[str, Any]]:
+def _distributions(request: Request, whole: MoEShape, shape: MoEShape) -> Iterator[tuple[str, Any]]:
     if request.distribution in DISTRIBUTIONS:
         yield request.distribution, group_sizes_of(request.distribution, shape, request.seed)
         return
     path = Path(request.distribution)
     if not path.exists():
-        raise ValueError(f"--distribution {request.distribution}: wanted {', '.join(DISTRIBUTIONS)} or a file, and there is no such file")
-    vectors = read_group_sizes(path)
+        raise ValueError(f"{request.distribution!r}: wanted {', '.join(DISTRIBUTIONS)} or a file, and there is no such file")
+    vectors = read_group_sizes(path, whole.e)
     for index, vector in enumerate(vectors):
         name = path.name if len(vectors) == 1 else f"{path.name}[{index}]"
-        sizes = check_group_sizes(vector, published, f"--distribution {name}")
+        sizes = check_group_sizes(vector, whole, name)
         yield name, scale_group_sizes(sizes, shape.scale)
 
 
@@ -122,7 +157,8 @@ def run(request: Request) -> int:
         ValueError, OSError: the request can't be met; nothing was run.
         RuntimeError: no such device.
     """
-    console = stdout_console()
+    # where a file goes to stdout, that is the file's alone
+    console = Console(stderr=True, width=_plain_width(sys.stderr)) if STDOUT in (request.csv, request.json) else stdout_console()
     result = measure(request)
     print_rows(console, result.rows)
     print_machine(console, result)
@@ -139,6 +175,9 @@ def measure(request: Request, log: Callable[[str], None] | None = None) -> Resul
     """Runs a request with progress on stderr. Ctrl-C ends it early: the result then has the rows of finished jobs."""
     with lab_for(request.device) as lab:
         jobs = plan_jobs(request, lab.scales)
+        say = log or (lambda line: print(line, file=sys.stderr, flush=True))
+        for note in _long_notes(request, jobs) if lab.scales else ():
+            say(note)
         dtype = DTYPES[request.dtype or lab.default_dtype]
         result = Result([], _context(request, lab, dtype))
         try:
@@ -146,6 +185,7 @@ def measure(request: Request, log: Callable[[str], None] | None = None) -> Resul
                 ceilings = result.ceilings = measure_ceilings(lab, dtype, request.seed)
                 result.context["ceilings"] = dataclasses.asdict(ceilings)
                 free_choice = lab.scales and request.repetitions is None and request.scale is None
+                result.context["time_limit_s"] = TIME_LIMIT if free_choice else None
                 runner = Runner(
                     lab,
                     dtype,
@@ -156,12 +196,25 @@ def measure(request: Request, log: Callable[[str], None] | None = None) -> Resul
                     repetitions=request.repetitions,
                     time_limit=TIME_LIMIT if free_choice else None,
                 )
-                for rows in runner.run(jobs):
+                for job, rows in zip(jobs, runner.run(jobs), strict=True):
                     result.rows += rows
+                    result.jobs.append(job)
                     advance(rows)
         except KeyboardInterrupt:
             result.interrupted = True
     return result
+
+
+def _long_notes(request: Request, jobs: Sequence[Job]) -> list[str]:
+    """What to do about shapes that were asked for as they are and will take long on a CPU."""
+    if "padded_dot" not in request.baselines or request.scale is not None:
+        return []
+    long = dict.fromkeys((job.shape.label, job.shape.padded_flops) for job in jobs if job.shape.padded_flops > 20 * AUTO_PADDED_FLOPS)
+    return [
+        f"{label} is run as given: a padded dot of it takes {flops:.1e} operations. --scale auto makes it small, "
+        "--baseline loop or none leaves the padded dots out."
+        for label, flops in long
+    ]
 
 
 def _context(request: Request, lab: Lab, dtype: np.dtype[Any]) -> dict[str, Any]:
@@ -169,7 +222,8 @@ def _context(request: Request, lab: Lab, dtype: np.dtype[Any]) -> dict[str, Any]
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "seed": request.seed,
-        "requested_scale": "auto" if request.scale is None else request.scale,
+        "requested_scale": request.scale if request.scale is not None else "auto" if request.shapes else 1,
+        "requested_repetitions": request.repetitions,
         "operand_dtype": dtype.name,
         "requested_distribution": request.distribution,
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
@@ -214,10 +268,14 @@ def _state(row: Row) -> str:
 
 def stdout_console() -> Console:
     """A console on stdout; where that is no terminal, wide enough for the whole table, whatever COLUMNS says of some other window."""
-    if sys.stdout.isatty():
-        return Console()
+    return Console(width=_plain_width(sys.stdout))
+
+
+def _plain_width(stream: Any) -> int | None:
+    if stream.isatty():
+        return None
     columns = os.environ.get("COLUMNS", "")
-    return Console(width=max(_PLAIN_WIDTH, int(columns) if columns.isdigit() else 0))
+    return max(_PLAIN_WIDTH, int(columns) if columns.isdigit() else 0)
 
 
 def print_machine(console: Console, result: Result) -> None:
@@ -225,13 +283,32 @@ def print_machine(console: Console, result: Result) -> None:
     if result.ceilings is not None:
         console.print(f"device: {result.context['device']}; ceilings: {result.ceilings.describe()}", highlight=False, soft_wrap=True)
     if any(row.scale != 1 for row in result.rows):
-        console.print("Shapes are scaled, as their titles say; --scale 1 runs the published ones.", highlight=False, soft_wrap=True)
+        console.print("Shapes are scaled, as their titles say; --scale 1 runs them in full.", highlight=False, soft_wrap=True)
     load, cores = result.context.get("load_average"), result.context["cores"]
-    if load is not None and load > cores / 2:
+    busy = load is not None and load > cores / 2
+    once = _single_calls(result, busy)
+    if once:
+        console.print(once, style="yellow", highlight=False, soft_wrap=True)
+    if busy:
         text = (
             f"The load average was {load:.1f} on {cores} cores before this began: others were at work, so the times are not to be trusted."
         )
         console.print(text, style="yellow", highlight=False, soft_wrap=True)
+
+
+def _single_calls(result: Result, busy: bool) -> str:
+    """What to say where most times are of one call, though nobody asked for that; else ""."""
+    timed = [row for row in result.rows if row.status == "ok" and row.repetitions]
+    once = sum(row.repetitions == 1 for row in timed)
+    limit = result.context.get("time_limit_s")  # without it there are three calls at least, or as many as were asked for
+    if limit is None or result.context.get("requested_repetitions") is not None or 2 * once <= len(timed):
+        return ""
+    why = f"the time limit is {limit:.0f} s for the whole benchmark"
+    also = ", and the machine was busy" if busy else ""
+    return (
+        f"{once} of {len(timed)} times are of one call and no median (column runs), since {why}{also}; "
+        "--repetitions 5, or fewer models and classes, gives medians."
+    )
 
 
 def _write(request: Request, result: Result, console: Console) -> None:
@@ -240,24 +317,36 @@ def _write(request: Request, result: Result, console: Console) -> None:
         write_csv(request.csv, result.rows, result.context)
         written.append(request.csv)
     if request.json is not None:
-        write_json(request.json, result.rows, {**result.context, "interrupted": result.interrupted})
+        write_json(request.json, result.rows, result.record())
         written.append(request.json)
-    if request.plot is not None:
+    if request.plots:
         from hipgroupgemm.benchmark.plots import plot_both
 
-        if any(row.floor_fraction is not None and not row.baseline for row in result.rows):
-            plot_both(result.rows, request.plot, plot_note(result))
-            written.append(request.plot)
-        else:
-            console.print(f"{request.plot} was not written: no backend has a row to plot.", highlight=False, soft_wrap=True)
+        plottable = any(row.floor_fraction is not None and not row.baseline for row in result.rows)
+        for plot in request.plots:
+            if plottable:
+                plot_both(result.rows, plot, plot_note(result))
+                written.append(plot)
+            else:
+                console.print(f"{plot} was not written: no backend has a row to plot.", highlight=False, soft_wrap=True)
     for path in written:
-        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+        if path != STDOUT:
+            console.print(f"wrote {path}", highlight=False, soft_wrap=True)
 
 
 def plot_note(result: Result) -> str:
-    """One line under a plot: on what it was measured, and when."""
+    """One line under a plot: on what it was measured, how often, and when."""
     versions = result.context["versions"]
     return (
         f"{result.context['device']} · {result.context['operand_dtype']} · {result.context['requested_distribution']} sizes · "
+        f"{_calls_note(result.rows)} · "
         f"hipgroupgemm {versions['hipgroupgemm']}, NumPy {versions['numpy']} · {result.context['date'][:10]}"
     )
+
+
+def _calls_note(rows: Sequence[Row]) -> str:
+    counts = [row.repetitions for row in rows if row.status == "ok" and row.repetitions]
+    low, high = min(counts, default=0), max(counts, default=0)
+    if high <= 1:
+        return "times of one call each"
+    return f"medians of {low if low == high else f'{low} to {high}'} timed calls"

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import numpy as np
 
 from hipgroupgemm.benchmark.labs import Lab, available_cores
 
-__all__ = ["blas_name", "cpu_model", "describe"]
+__all__ = ["blas_name", "commit_of", "cpu_model", "describe"]
 
 
 def describe(lab: Lab) -> dict[str, Any]:
-    """Device, processor and versions as plain values."""
+    """Device, processor, versions and the checkout's commit as plain values."""
     import hipgroupgemm
 
     versions = {"hipgroupgemm": hipgroupgemm.__version__, "python": platform.python_version(), "numpy": np.__version__}
@@ -46,7 +47,30 @@ def describe(lab: Lab) -> dict[str, Any]:
         if properties.get("gcnArchName"):
             arch = properties["gcnArchName"]
             facts["architecture"] = arch.decode() if isinstance(arch, bytes) else arch
-    return {**facts, "versions": versions}
+    commit, changed = commit_of(Path(hipgroupgemm.__file__).resolve().parent.parent)
+    return {**facts, "versions": versions, "commit": commit, "uncommitted_changes": changed}
+
+
+def commit_of(checkout: Path) -> tuple[str | None, bool | None]:
+    """The commit that is checked out in a directory, and whether tracked files differ from it; (None, None) where git can't tell.
+
+    Only the top of a checkout counts: an installed package may lie somewhere below a repository that has nothing to do with it.
+    """
+    if not (checkout / ".git").exists():
+        return None, None
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, errors="replace", timeout=10, check=False
+            )
+        except (OSError, subprocess.SubprocessError):  # no git, or one that hangs
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "--verify", "HEAD") or None
+    state = git("status", "--porcelain", "--untracked-files=no") if commit else None
+    return commit, None if state is None else bool(state)
 
 
 def cpu_model() -> str:

@@ -276,34 +276,46 @@ def _cache_bytes() -> int:
 
 
 @contextlib.contextmanager
-def lab_for(kind: str) -> Iterator[Lab]:
-    """A lab on the "cpu", on the "gpu" (CuPy's current device), or, for "auto", on the GPU where CuPy finds one.
+def lab_for(device: str) -> Iterator[Lab]:
+    """A lab on a device.
+
+    Args:
+        device: "cpu"; "gpu", CuPy's current device; "auto", that where there is one, else the CPU; or "cuda", "cuda:1", "rocm:0".
 
     Raises:
-        RuntimeError: "gpu" where CuPy or its device is missing; the text says which.
+        RuntimeError: CuPy or such a device of its is missing; the text says which.
+        ValueError: no device is called so.
     """
-    lab: Lab
-    reason = "" if kind == "cpu" else gpu_refusal()
-    if kind == "cpu" or (kind == "auto" and reason):
-        lab = NumPyLab()
-    elif reason:
+    if device == "cpu" or (device == "auto" and gpu_refusal()):
+        yield NumPyLab()
+        return
+    reason = gpu_refusal(device)
+    if reason:
         raise RuntimeError(reason)
-    else:
+    with contextlib.ExitStack() as stack:
+        if device not in ("auto", "gpu"):
+            import cupy
+
+            stack.enter_context(cupy.cuda.Device(Device.of(device).index))
         lab = CuPyLab()
-    try:
+        stack.callback(lab.close)
         yield lab
-    finally:
-        lab.close()
 
 
-def gpu_refusal() -> str:
-    """Why CuPy can't serve here, or "" where it can."""
+def gpu_refusal(device: str = "gpu") -> str:
+    """Why CuPy can't serve "gpu", "auto" or a named GPU such as "cuda:1" here, or "" where it can."""
+    wanted = None if device in ("auto", "gpu") else Device.of(device)
     try:
         import cupy
 
         count = int(cupy.cuda.runtime.getDeviceCount())
+        kind = "rocm" if cupy.cuda.runtime.is_hip else "cuda"
     except ImportError as error:
         return f"CuPy is not usable ({error}); pip install 'hipgroupgemm[rocm]' or 'hipgroupgemm[cuda]'"
     except Exception as error:  # CuPy's own error types are not importable without it
         return f"CuPy finds no device ({error}); see hipgroupgemm doctor"
-    return "" if count else "CuPy finds no device; see hipgroupgemm doctor"
+    if not count:
+        return "CuPy finds no device; see hipgroupgemm doctor"
+    if wanted is not None and (wanted.kind != kind or wanted.index >= count):
+        return f"CuPy has no {wanted} here, only {', '.join(f'{kind}:{index}' for index in range(count))}"
+    return ""

@@ -87,7 +87,7 @@ def _save(panels: Sequence[tuple[Sequence[Row], Any]], path: Path, title: str) -
 
 def _bars(axis: Any, values: dict[tuple[str, str], float], models: list[str], base: float) -> None:
     classes = [name for name in CLASSES if any(cls == name for _, cls in values)]
-    width = 0.84 / max(len(classes), 1)
+    width = min(0.84 / max(len(classes), 1), 0.25 if len(models) > 2 else 0.14)  # a single bar is no block
     for index, name in enumerate(classes):
         at = [place + (index - (len(classes) - 1) / 2) * width for place, model in enumerate(models) if (model, name) in values]
         heights = [values[model, name] - base for model in models if (model, name) in values]
@@ -96,6 +96,22 @@ def _bars(axis: Any, values: dict[tuple[str, str], float], models: list[str], ba
     axis.set_xlim(-0.6, len(models) - 0.4)
     axis.grid(axis="y", which="major", color="0.88", zorder=0)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def _label_short_bars(axis: Any, text: str) -> None:
+    """Writes the value at bars whose length tells nothing; the limits and the scale of the axis have to be set before."""
+    to_pixels = axis.transData.transform
+    height = axis.bbox.height
+    crowded = sum(len(container) for container in axis.containers) > 12
+    for container in axis.containers:
+        for bar in container:
+            start, end = bar.get_y(), bar.get_y() + bar.get_height()
+            if abs(to_pixels((0, end))[1] - to_pixels((0, start))[1]) < 0.06 * height:
+                at = (bar.get_x() + bar.get_width() / 2, max(start, end))
+                turn = {"rotation": 90, "fontsize": 6} if crowded else {"fontsize": 7}
+                axis.annotate(
+                    text.format(end), at, xytext=(0, 3), textcoords="offset points", ha="center", va="bottom", color="0.2", zorder=4, **turn
+                )
 
 
 def _draw_speedup(axis: Any, rows: Sequence[Row], backend: str) -> None:
@@ -111,6 +127,7 @@ def _draw_speedup(axis: Any, rows: Sequence[Row], backend: str) -> None:
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.axhline(1, color="0.3", linewidth=1, zorder=3)
+    _label_short_bars(axis, "{:.3g}x")
     axis.set_ylabel(f"speed-up over {PADDED}", fontsize=9)
     mean = geometric_mean(list(values.values()))
     axis.set_title(f"{backend}: speed-up over the padded dot, geometric mean {mean:.3g}x", fontsize=10, loc="left")
@@ -121,11 +138,9 @@ def _draw_floor(axis: Any, rows: Sequence[Row], backend: str) -> None:
     models = list(dict.fromkeys(model for model, _ in values))
     _bars(axis, values, models, 0.0)
     highest = max(values.values())
-    if highest > 0.5:
-        axis.set_ylim(0, max(1.05, highest * 1.08))
-        axis.axhline(1, color="0.3", linewidth=1, zorder=3)
-    else:  # the line at 1 would leave the bars no room
-        axis.set_ylim(0, highest * 1.15)
+    axis.set_ylim(0, max(1.05, highest * 1.08))
+    axis.axhline(1, color="0.3", linewidth=1, zorder=3)
+    _label_short_bars(axis, "{:.2g}")
     axis.set_ylabel("floor / median time (1 = the ceiling)", fontsize=9)
     mean = geometric_mean(list(values.values()))
     axis.set_title(f"{backend}: fraction of the measured floor, geometric mean {mean:.2g}", fontsize=10, loc="left")

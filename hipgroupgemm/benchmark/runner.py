@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -118,8 +119,15 @@ def make_operands(lab: Lab, job: Job, dtype: np.dtype[Any], seed: int) -> Operan
     """Fresh random normal operands for a job, and an out full of NaN.
 
     8-bit operands' rhs is scaled by the contraction length ** -0.5: sums of products of unit numbers do not fit those types.
+
+    Raises:
+        MemoryError: the device has not room for the three.
     """
     lhs_shape, rhs_shape, out_shape = job.kind.shapes(job.shape)
+    needed = sum(math.prod(shape) for shape in (lhs_shape, rhs_shape, out_shape)) * dtype.itemsize
+    free = lab.free_bytes()
+    if needed > free:  # said before the system is driven to kill the process
+        raise MemoryError(f"lhs, rhs and out take {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
     rng = np.random.default_rng(seed)
     length = job.kind.contraction_length(job.shape, job.sizes)
     std = max(length, 1) ** -0.5 if dtype.itemsize == 1 else 1.0

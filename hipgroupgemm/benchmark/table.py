@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +20,16 @@ from rich.console import Console
 from rich.table import Table
 
 from hipgroupgemm.benchmark.runner import Row
+from hipgroupgemm.workloads import PRESETS
 
-__all__ = ["bytes_text", "print_rows", "write_csv", "write_json", "write_text"]
+__all__ = ["STDOUT", "bytes_text", "print_rows", "write_csv", "write_json", "write_text"]
 
-_WIDE = 124  # columns of a terminal from which every row repeats M, K, N and E
-_MEASURES = ("median ms", "TFLOP/s", "of floor", "vs padded", "extra mem", "error")
-_SHORT = ("ms", "TFLOP/s", "floor", "padded", "memory", "error")
+STDOUT = Path("-")
+"""The name of standard output, where a file to write is named."""
+
+_WIDE = 129  # columns of a terminal from which every row repeats M, K, N and E
+_MEASURES = ("median ms", "runs", "TFLOP/s", "of floor", "vs padded", "extra mem", "error")
+_SHORT = ("ms", "runs", "TFLOP/s", "floor", "padded", "memory", "error")
 
 
 def _problem(row: Row) -> tuple[Any, ...]:
@@ -45,7 +50,8 @@ def print_rows(console: Console, rows: Sequence[Row]) -> None:
 def _print_shape(console: Console, rows: Sequence[Row]) -> None:
     wide = console.width >= _WIDE
     first = rows[0]
-    table = Table(box=SIMPLE_HEAD, title=_title(first), title_justify="left", title_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    padding = (0, 1 if wide else 0, 0, 0)  # beside the blank that the box has between columns
+    table = Table(box=SIMPLE_HEAD, title=_title(first), title_justify="left", title_style="bold", padding=padding, pad_edge=False)
     table.add_column("class", no_wrap=True)
     for name in "MKNE" if wide else "":
         table.add_column(name, justify="right", no_wrap=True)
@@ -61,22 +67,33 @@ def _print_shape(console: Console, rows: Sequence[Row]) -> None:
             style = "dim" if row.baseline and row.status == "ok" else None if row.status == "ok" else "red"
             if index == 0 and table.row_count:
                 table.add_section()
-            table.add_row(name, *extents, row.backend, *algorithm, *_measures(row), style=style)
+            table.add_row(name, *extents, row.backend, *algorithm, *_measures(row, wide), style=style)
     console.print(table)
 
 
 def _title(row: Row) -> str:
-    scaled = f", scaled: M, K and N are 1/{row.scale} of the published" if row.scale != 1 else ""
+    whole = "the model's" if row.model in PRESETS else f"{row.model or 'the shape'}'s"
+    scaled = f", scaled: M, K and N are 1/{row.scale} of {whole}" if row.scale != 1 else ""
     covered = f", {row.rows} of {row.m} rows in groups" if row.rows != row.m else ""
     return f"{row.model}  M={row.m} K={row.k} N={row.n} E={row.e}, {row.dtype}, {row.distribution}{covered}{scaled}"
 
 
-def _measures(row: Row) -> list[str]:
+def _measures(row: Row, wide: bool) -> list[str]:
     error = "-" if row.error is None else f"{row.error:.1e}"
     if row.status != "ok":
-        return [row.status.upper() if row.status == "wrong" else row.status, "-", "-", "-", bytes_text(row.peak_extra_bytes), error]
+        status = "WRONG" if row.status == "wrong" else row.status
+        return [
+            status if wide else status.replace("out of memory", "no room"),  # the notes below the tables have it in full
+            str(row.repetitions or "-"),
+            "-",
+            "-",
+            "-",
+            bytes_text(row.peak_extra_bytes),
+            error,
+        ]
     return [
         _number(row.median_ms),
+        str(row.repetitions),
         _number(row.tflops),
         "-" if row.floor_fraction is None else f"{row.floor_fraction:.2g}",
         "-" if row.speedup is None else f"{_number(row.speedup)}x",
@@ -143,8 +160,12 @@ def _jsonable(value: Any) -> Any:
 def write_text(path: Path, text: str) -> None:
     """Writes a file whole or not at all: a reader never sees half of it, and a failure leaves what was there.
 
-    A link is followed. What is there and no file (a pipe, /dev/null) is written into, never replaced.
+    A link is followed. What is there and no file (a pipe, /dev/null) is written into, never replaced. `STDOUT` is standard output.
     """
+    if path == STDOUT:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8", newline="") as special:

@@ -96,9 +96,7 @@ def _load() -> Library:
     if not os.path.isfile(shim):
         raise NativeUnavailableError(
             f"{shim} does not exist: this installation was built without hipBLASLt's development files. "
-            "Install them, then install hipgroupgemm again from source (pip install --no-deps "
-            "--force-reinstall "
-            f"--no-binary hipgroupgemm hipgroupgemm, or pip install . in a checkout). {_rocm.ADVICE}"
+            f"Install them, then run `pip install --force-reinstall --no-deps .` in a checkout of hipgroupgemm. {_rocm.ADVICE}"
         )
     try:
         import cffi
@@ -123,7 +121,7 @@ def _load() -> Library:
         raise NativeUnavailableError(
             f"{shim} does not fit {hipblaslt}{f' (version {found[0]}.{found[1]})' if found else ''}: "
             f"{error}. "
-            "Install hipgroupgemm again from source, against this hipBLASLt"
+            "Build hipgroupgemm again against this hipBLASLt: pip install --force-reinstall --no-deps . in a checkout"
         ) from error
     abi = lib.hgg_abi_version()
     if abi != ABI_VERSION:
