@@ -44,3 +44,5 @@ $(VENV_TORCH)/.test: pyproject.toml setup.py tests/requirements-torch.txt
 
 clean:
 	rm -rf $(VENV) $(VENV_TORCH) build bench/out *.egg-info
+
+include tools/check_hipblaslt.mk

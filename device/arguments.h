@@ -1,21 +1,25 @@
 /* The one argument of every kernel here: a plain struct passed by value (648 bytes, natural alignment).
  *
- * One struct serves hgg_fill, hgg_scan and hgg_finish, so a plan keeps one copy, patches pointers, extents, alpha and beta
- * in it, and launches two kernels with the same bytes. Every offset is asserted below; a NumPy structured dtype or a ctypes
- * struct with these fields in this order and natural alignment is the same bytes.
+ * One struct serves hgg_fill, hgg_scan and hgg_finish, so a plan keeps one copy, patches pointers, extents,
+ * alpha and beta in it, and launches two kernels with the same bytes. Every offset is asserted below; a NumPy
+ * structured dtype or a ctypes struct with these fields in this order and natural alignment is the same
+ * bytes.
  *
- * Addresses are device addresses; 0 means absent where that is allowed. Every stride is in BYTES and may be 0.
+ * Addresses are device addresses; 0 means absent where that is allowed. Strides are in BYTES and may be 0.
  *
- * Launch: block = (HGG_THREADS, 1, 1), no dynamic shared memory, grid = (blocks, 1, 1). Any number of blocks from 1 up gives
- * the same bytes. Good choices, with N = batch_count * group_total + (record_count - batch_count * group_count):
+ * Launch: block = (HGG_THREADS, 1, 1), grid = (blocks, 1, 1), no dynamic shared memory. Any number of blocks
+ * from 1 up gives the same bytes. Good choices, with
+ *   N = batch_count * group_total + (record_count - batch_count * group_count) places to fill:
  *   hgg_fill    min(max(1, ceil(N / HGG_FILL_SHARE)), 256)
- *   hgg_scan    the same without a tile table; min(max(1, ceil(tile_capacity / 1024)), 32) with one
+ *   hgg_scan    the same without a tile table, min(max(1, ceil(tile_capacity / 1024)), 32) with one
  *   hgg_finish  twice the number of multiprocessors
  *
  * What the host promises (the kernels do not check it):
- *   0 <= group_count <= group_total; (ragged_extent + 1) * group_total < 2^61; batch_count * group_total < 2^31 and
- *   record_count < 2^31; record_count >= batch_count * group_count; ragged_extent < 2^32 when records are written;
- *   starts, ends, cover, fault, records, tiles do not overlap any operand and have the alignment named below.
+ *   0 <= group_count <= group_total
+ *   (ragged_extent + 1) * group_total < 2^61; ragged_extent < 2^32 when records are written
+ *   batch_count * group_total < 2^31; batch_count * group_count <= record_count < 2^31
+ *   out_batch_count * max(group_count, 2) < 2^31
+ *   starts, ends, cover, fault, records and tiles overlap no operand and are aligned as said below
  */
 #ifndef HGG_ARGUMENTS_H
 #define HGG_ARGUMENTS_H
@@ -26,29 +30,25 @@
 #ifndef HGG_THREADS
 #define HGG_THREADS 256
 #endif
+/* Groups that a thread takes at a time; a tuning knob of the build, without effect on any result. */
+#ifndef HGG_ITEMS
+#define HGG_ITEMS 8
+#endif
 /* Groups a block of hgg_fill should be given (a hint for the grid). */
 #ifndef HGG_FILL_SHARE
 #define HGG_FILL_SHARE 32
 #endif
 
-/* sizes_kind */
+/* sizes_kind. With HGG_SIZES_NONE nothing is read: the first group of each batch has all ragged_extent rows,
+ * as BATCH mode needs it. */
 enum {
-  HGG_SIZES_NONE = 0,    /* nothing is read: the first group of each batch has all ragged_extent rows (BATCH mode) */
-  HGG_SIZES_COUNTS = 1,  /* rows of each group */
-  HGG_SIZES_OFFSETS = 2  /* end offset of each group (torch's offs) */
+  HGG_SIZES_NONE = 0,
+  HGG_SIZES_COUNTS = 1, /* rows of each group */
+  HGG_SIZES_OFFSETS = 2 /* end offset of each group (torch's offs) */
 };
 
 /* sizes_type, group_offset_type */
-enum {
-  HGG_I8 = 0,
-  HGG_I16 = 1,
-  HGG_I32 = 2,
-  HGG_I64 = 3,
-  HGG_U8 = 4,
-  HGG_U16 = 5,
-  HGG_U32 = 6,
-  HGG_U64 = 7
-};
+enum { HGG_I8 = 0, HGG_I16 = 1, HGG_I32 = 2, HGG_I64 = 3, HGG_U8 = 4, HGG_U16 = 5, HGG_U32 = 6, HGG_U64 = 7 };
 
 /* mode: which of hipBLASLt's extents is ragged */
 enum {
@@ -66,18 +66,18 @@ enum {
   HGG_OVERRIDE_BETA = 2
 };
 
-/* hgg_fault.kind */
+/* hgg_fault.kind, and what wanted and left are then. `previous` is the rows of all groups before this one. */
 enum {
   HGG_FAULT_NONE = 0,
-  HGG_FAULT_NEGATIVE = 1,    /* a negative size: wanted is the size, left = R - prefix */
-  HGG_FAULT_PAST_END = 2,    /* sizes sum past R: wanted is the size, left = R - prefix */
-  HGG_FAULT_OFFSETS = 3,     /* an end offset below the one before it or past R: wanted = offset - previous, left = R - previous */
-  HGG_FAULT_GROUP_OFFSET = 4 /* wanted is group_offset, left = group_total - group_count */
+  HGG_FAULT_NEGATIVE = 1,    /* a negative size: the size, R - previous */
+  HGG_FAULT_PAST_END = 2,    /* sizes sum past R: the size, R - previous */
+  HGG_FAULT_OFFSETS = 3,     /* an end offset below an earlier one or past R: offset - previous, R - previous */
+  HGG_FAULT_GROUP_OFFSET = 4 /* group_offset out of range: group_offset, group_total - group_count */
 };
 
-/* The first fault since the host last zeroed it: 32 bytes, 8-byte aligned. A launch writes it only while kind is
- * HGG_FAULT_NONE, so a plan may look as late as it likes. Within a launch a wrong group_offset comes first, then the lowest
- * batch, then the lowest group. Numbers that int64 cannot hold are saturated. */
+/* The first fault since the host last zeroed it: 32 bytes, 8-byte aligned. A launch writes it only while kind
+ * is HGG_FAULT_NONE, so a plan may look as late as it likes. Within a launch a wrong group_offset comes
+ * first, then the lowest batch, then the lowest group. Numbers that int64 cannot hold are saturated. */
 typedef struct hgg_fault {
   hgg_i32 kind;
   hgg_i32 batch;
@@ -86,16 +86,18 @@ typedef struct hgg_fault {
   hgg_i64 left;
 } hgg_fault;
 
-/* One tile of the table for a persistent kernel: 16 bytes, 16-byte aligned. Read as int32 x 4 on a little-endian device it
- * is (problem, rows, low word of first_row, high word), so with R < 2^31 the third int32 is the first row. */
+/* One tile of the table for a persistent kernel: 16 bytes, 16-byte aligned. Read as int32 x 4 on a
+ * little-endian device it is (problem, rows, low word of first_row, high word), so with R < 2^31 the third
+ * int32 is the first row. */
 typedef struct hgg_tile {
   hgg_i32 problem; /* batch * group_count + group */
   hgg_i32 rows;    /* 1 .. block_rows */
   hgg_i64 first_row;
 } hgg_tile;
 
-/* Where record (batch, group) finds an operand: base + start * row_stride + group * group_stride + batch * batch_stride,
- * in 64 bits. start is the group's first row (0 for an empty group, so that the address stays inside the operand), group
+/* Where record (batch, group) finds an operand, in 64 bits:
+ *   base + start * row_stride + group * group_stride + batch * batch_stride
+ * start is the group's first row (0 for an empty group, so that the address stays inside the operand), group
  * counts from 0 whatever group_offset is. base 0: the template's address is kept. */
 typedef struct hgg_operand {
   hgg_u64 base;
@@ -104,8 +106,8 @@ typedef struct hgg_operand {
   hgg_i64 batch_stride;
 } hgg_operand;
 
-/* A matrix for hgg_finish. Elements are at base + batch * batch_stride + group * group_stride + row * row_stride +
- * column * column_stride. */
+/* A matrix for hgg_finish. Elements are at
+ *   base + batch * batch_stride + group * group_stride + row * row_stride + column * column_stride */
 typedef struct hgg_matrix {
   hgg_u64 base;
   hgg_i64 row_stride;
@@ -122,11 +124,12 @@ typedef struct hgg_arguments {
   hgg_u64 group_offset;       /* a (1,) integer on the device; 0: group_offset_value holds */
   hgg_i64 group_offset_value;
   hgg_i64 ragged_extent; /* R */
-  hgg_u64 starts;        /* out, int64 (batch_count, group_count), 8-byte aligned; 0: not wanted (hgg_finish needs it in HGG_RAGGED_K) */
-  hgg_u64 ends;          /* out, likewise */
-  hgg_u64 cover;         /* out, int64 (batch_count, 2): first covered row, end of covered rows; their difference is the
-                            total. 0: not wanted (hgg_finish needs it in HGG_RAGGED_N and HGG_RAGGED_M) */
-  hgg_u64 fault;         /* in and out, hgg_fault; 0: faults are dropped */
+  hgg_u64 starts; /* out, int64 (batch_count, group_count), 8-byte aligned; 0: not wanted (hgg_finish needs it
+                     in HGG_RAGGED_K) */
+  hgg_u64 ends;   /* out, likewise */
+  hgg_u64 cover;  /* out, int64 (batch_count, 2): first covered row, end of covered rows; their difference is
+                     the total. 0: not wanted (hgg_finish needs it in HGG_RAGGED_N and HGG_RAGGED_M) */
+  hgg_u64 fault;  /* in and out, hgg_fault; 0: faults are dropped */
   hgg_i32 sizes_kind;
   hgg_i32 sizes_type;
   hgg_i32 group_offset_type;
@@ -164,8 +167,7 @@ typedef struct hgg_arguments {
   hgg_user_arguments record;
 } hgg_arguments;
 
-#define HGG_AT(field, offset) \
-  HGG_STATIC_ASSERT(__builtin_offsetof(hgg_arguments, field) == (offset), "arguments: " #field " is misplaced")
+#define HGG_AT(field, offset) HGG_ASSERT_OFFSET(hgg_arguments, field, offset)
 HGG_AT(sizes, 0);
 HGG_AT(sizes_stride, 8);
 HGG_AT(sizes_batch_stride, 16);

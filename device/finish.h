@@ -1,11 +1,13 @@
 // hgg_finish: gives output that no group covers its beta * c.
 //
-// NON_CONTRACTING: the rows before the first computed group and those behind the last, in every batch. CONTRACTING: the slabs
-// of empty groups. Each such piece is a candidate; every block looks at all candidates, which is two loads each, and returns
-// when none has anything to write. Otherwise the pieces are cut into units that the blocks take in turn.
+// NON_CONTRACTING: the rows before the first computed group and those behind the last, in every batch.
+// CONTRACTING: the slabs of empty groups. Each such piece is a candidate; every block looks at all
+// candidates, which is two loads each, and returns when none has anything to write. Otherwise the pieces are
+// cut into units that the blocks take in turn.
 //
-// beta 0 writes zeros and never reads c. Else the product is taken in float32 (float64 for float64 out) and rounded once. An
-// element of c is read by the thread that writes the same element of out, so c may be exactly out.
+// beta 0 writes zeros and never reads c. Else the product is taken in float32 (float64 for float64 out) and
+// rounded once. An element of c is read by the thread that writes the same element of out, so c may be
+// exactly out.
 #ifndef HGG_FINISH_H
 #define HGG_FINISH_H
 
@@ -28,8 +30,8 @@ struct Piece {
   hgg_i64 rows;
 };
 
-HGG_FUNCTION hgg_u64 candidate_count(const hgg_arguments& a) {
-  return (hgg_u64)a.out_batch_count * (a.mode == HGG_RAGGED_K ? (hgg_u64)a.group_count : 2);
+HGG_FUNCTION hgg_u32 candidate_count(const hgg_arguments& a) {
+  return (hgg_u32)a.out_batch_count * (a.mode == HGG_RAGGED_K ? (hgg_u32)a.group_count : 2);
 }
 
 HGG_FUNCTION hgg_u64 place(const hgg_matrix& m, hgg_u64 batch, hgg_u64 group, hgg_i64 row) {
@@ -37,18 +39,18 @@ HGG_FUNCTION hgg_u64 place(const hgg_matrix& m, hgg_u64 batch, hgg_u64 group, hg
          (hgg_u64)row * (hgg_u64)m.row_stride;
 }
 
-HGG_FUNCTION Piece piece_of(const hgg_arguments& a, hgg_u64 candidate) {
+HGG_FUNCTION Piece piece_of(const hgg_arguments& a, hgg_u32 candidate) {
   const bool contracting = a.mode == HGG_RAGGED_K;
-  const hgg_u64 each = contracting ? (hgg_u64)a.group_count : 2;
-  const hgg_u64 batch = candidate / each, which = candidate % each;
+  const hgg_u32 each = contracting ? (hgg_u32)a.group_count : 2;
+  const hgg_u32 batch = candidate / each, which = candidate % each;
   const hgg_u64 scanned = a.batch_count == 1 ? 0 : batch;
   hgg_i64 first = 0, end;
   if (contracting) {
     const hgg_u64 problem = scanned * each + which;
-    end = pointer<const hgg_i64>(a.starts)[problem] == pointer<const hgg_i64>(a.ends)[problem] ? a.out_rows : 0;
+    end = read<hgg_i64>(a.starts + 8 * problem) == read<hgg_i64>(a.ends + 8 * problem) ? a.out_rows : 0;
   } else {
     // With nothing covered, begin and end are equal and the two pieces are all rows.
-    const hgg_i64 covered = pointer<const hgg_i64>(a.cover)[2 * scanned + which];
+    const hgg_i64 covered = read<hgg_i64>(a.cover + 8 * (2 * scanned + which));
     first = which ? covered : 0;
     end = which ? a.ragged_extent : covered;
   }
@@ -60,13 +62,19 @@ HGG_FUNCTION Piece piece_of(const hgg_arguments& a, hgg_u64 candidate) {
 struct Lines {
   hgg_u64 out, c;
   hgg_u64 count, length;
-  hgg_u64 out_step, c_step;        // between lines, bytes
-  hgg_u64 out_stride, c_stride;    // between elements, bytes
+  hgg_u64 out_step, c_step;      // between lines, bytes
+  hgg_u64 out_stride, c_stride;  // between elements, bytes
 };
 
 HGG_FUNCTION Lines lines_of(const hgg_arguments& a, const Piece& piece, bool reads) {
-  Lines l{piece.out, piece.c, (hgg_u64)piece.rows, (hgg_u64)a.out_columns, (hgg_u64)a.out.row_stride,
-          (hgg_u64)a.c_matrix.row_stride, (hgg_u64)a.out.column_stride, (hgg_u64)a.c_matrix.column_stride};
+  Lines l{piece.out,
+          piece.c,
+          (hgg_u64)piece.rows,
+          (hgg_u64)a.out_columns,
+          (hgg_u64)a.out.row_stride,
+          (hgg_u64)a.c_matrix.row_stride,
+          (hgg_u64)a.out.column_stride,
+          (hgg_u64)a.c_matrix.column_stride};
   if (l.length == 1 || (l.count != 1 && l.out_step < l.out_stride)) {
     l = Lines{l.out, l.c, l.length, l.count, l.out_stride, l.c_stride, l.out_step, l.c_step};
   }
@@ -86,8 +94,8 @@ struct Finisher {
 
   const hgg_arguments* a;
   Real beta;
-  bool same;       // c has out's type
-  bool aligned;    // every element of out lies on a multiple of its size
+  bool same;     // c has out's type
+  bool aligned;  // every element of out lies on a multiple of its size
   bool c_aligned;
 
   HGG_MEMBER Storage value_at(hgg_u64 c) const {
@@ -115,11 +123,11 @@ struct Finisher {
       } x;
       x.word[0] = x.word[1] = 0;
       if (beta != Real(0)) {
-        x.vector = *pointer<const hgg_vector>(c + at);
+        x.vector = read<hgg_vector>(c + at);
         HGG_UNROLL
         for (int i = 0; i < kVector; ++i) x.element[i] = Type::narrow(beta * Type::widen(x.element[i]));
       }
-      *pointer<hgg_vector>(out + at) = x.vector;
+      write<hgg_vector>(out + at, x.vector);
     }
     // What is left: before the vectors and behind them, or everything.
     const hgg_u64 skipped = vectors * kVector;
@@ -130,49 +138,51 @@ struct Finisher {
     }
   }
 
-  // Takes this block's units of a piece. Units go on being counted from piece to piece, so that many small pieces are
-  // spread over the blocks as well as one big one; the count is returned.
-  HGG_MEMBER hgg_u64 piece(const Piece& p, hgg_u64 counted, int t) const {
-    if (p.rows <= 0 || a->out_columns <= 0) return counted;
+  // Takes this block's units of a piece. The blocks take turns from piece to piece as well, so that many small
+  // pieces are spread over them like one big one: `turn` is the block of the first unit; the next is returned.
+  HGG_MEMBER hgg_u32 piece(const Piece& p, hgg_u32 turn, int t) const {
+    if (p.rows <= 0 || a->out_columns <= 0) return turn;
     const Lines l = lines_of(*a, p, beta != Real(0));
     const hgg_u64 segment = (hgg_u64)kThreads * kLineVectors * kVector;
     int lanes = 1;
     while (lanes < kThreads && (hgg_u64)lanes * kVector < l.length) lanes *= 2;
-    const hgg_u64 parts = ceiling(l.length, segment);            // units a line, when a line takes the whole block
-    const hgg_u64 together = (hgg_u64)(kThreads / lanes);        // lines a unit, when it does not
+    const hgg_u64 parts = ceiling(l.length, segment);      // units a line, when a line takes the whole block
+    const hgg_u64 together = (hgg_u64)(kThreads / lanes);  // lines a unit, when it does not
     const hgg_u64 units = ceiling(l.count, together) * parts;
-    const hgg_u64 grid = grid_size();
-    for (hgg_u64 unit = (block_index() + grid - counted % grid) % grid; unit < units; unit += grid) {
-      const hgg_u64 number = unit / parts * together + t / lanes, from = unit % parts * segment;
+    const hgg_u32 grid = grid_size();
+    for (hgg_u64 unit = (block_index() + grid - turn) % grid; unit < units; unit += grid) {
+      const hgg_u64 nth = parts == 1 ? unit : unit / parts;
+      const hgg_u64 number = nth * together + t / lanes, from = (unit - nth * parts) * segment;
       if (number < l.count) line(l, number, from, minimum(from + segment, l.length), t % lanes, lanes);
     }
-    return counted + units;
+    return (turn + (hgg_u32)(units % grid)) % grid;
   }
 };
 
 template <class Type>
-HGG_FUNCTION void finish_pieces(const hgg_arguments& a, FinishShared& shared, hgg_u64 first, int count, hgg_u64& counted,
-                                typename Type::Real beta) {
-  const hgg_u64 out_bits = a.out.base | (hgg_u64)(a.out.row_stride | a.out.column_stride | a.out.group_stride |
-                                                  a.out.batch_stride);
+HGG_FUNCTION void finish_pieces(const hgg_arguments& a, FinishShared& shared, hgg_u32 first, int count,
+                                hgg_u32& turn, typename Type::Real beta) {
+  const hgg_u64 out_bits = a.out.base | (hgg_u64)(a.out.row_stride | a.out.column_stride |
+                                                  a.out.group_stride | a.out.batch_stride);
   const hgg_u64 c_bits = a.c_matrix.base | (hgg_u64)(a.c_matrix.row_stride | a.c_matrix.column_stride |
                                                      a.c_matrix.group_stride | a.c_matrix.batch_stride);
-  const Finisher<Type> finisher{&a, beta, a.c_type == a.out_type, (out_bits & (sizeof(typename Type::Storage) - 1)) == 0,
+  const Finisher<Type> finisher{&a, beta, a.c_type == a.out_type,
+                                (out_bits & (sizeof(typename Type::Storage) - 1)) == 0,
                                 (c_bits & (hgg_u64)(bytes_of(a.c_type) - 1)) == 0};
-  hgg_u64 after = counted;
+  hgg_u32 after = turn;
   HGG_PHASE(t) {
-    after = counted;
+    after = turn;
     for (int word = 0; word < ceiling(count, 32); ++word)
       for (hgg_u32 bits = shared.mask[word]; bits; bits &= bits - 1) {
-        const hgg_u64 candidate = first + 32 * word + (hgg_u32)lowest_bit(bits);
+        const hgg_u32 candidate = first + 32 * word + (hgg_u32)lowest_bit(bits);
         after = finisher.piece(piece_of(a, candidate), after, t);
       }
   }
-  counted = after;
+  turn = after;
 }
 
 HGG_FUNCTION void finish_block(const hgg_arguments& a, FinishShared& shared) {
-  const hgg_u64 candidates = candidate_count(a);
+  const hgg_u32 candidates = candidate_count(a);
   if (a.out_columns <= 0) return;
   union {
     hgg_u32 word[2];
@@ -181,9 +191,9 @@ HGG_FUNCTION void finish_block(const hgg_arguments& a, FinishShared& shared) {
   } beta;
   beta.word[0] = a.beta[0];
   beta.word[1] = a.beta[1];
-  hgg_u64 counted = 0;
-  for (hgg_u64 first = 0; first < candidates; first += kCandidates) {
-    const int count = (int)minimum(candidates - first, (hgg_u64)kCandidates);
+  hgg_u32 turn = 0;
+  for (hgg_u32 first = 0; first < candidates; first += kCandidates) {
+    const int count = (int)minimum(candidates - first, (hgg_u32)kCandidates);
     HGG_PHASE(t) {
       for (int word = t; word < ceiling(count, 32); word += kThreads) shared.mask[word] = 0;
     }
@@ -192,10 +202,10 @@ HGG_FUNCTION void finish_block(const hgg_arguments& a, FinishShared& shared) {
         if (piece_of(a, first + i).rows > 0) atomic_or(&shared.mask[i >> 5], 1u << (i & 31));
     }
     switch (a.out_type) {
-      case HGG_BF16: finish_pieces<BFloat16>(a, shared, first, count, counted, beta.f32); break;
-      case HGG_F16: finish_pieces<Float16>(a, shared, first, count, counted, beta.f32); break;
-      case HGG_F32: finish_pieces<Float32>(a, shared, first, count, counted, beta.f32); break;
-      default: finish_pieces<Float64>(a, shared, first, count, counted, beta.f64); break;
+      case HGG_BF16: finish_pieces<BFloat16>(a, shared, first, count, turn, beta.f32); break;
+      case HGG_F16: finish_pieces<Float16>(a, shared, first, count, turn, beta.f32); break;
+      case HGG_F32: finish_pieces<Float32>(a, shared, first, count, turn, beta.f32); break;
+      default: finish_pieces<Float64>(a, shared, first, count, turn, beta.f64); break;
     }
   }
 }

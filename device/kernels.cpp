@@ -49,19 +49,23 @@ void run_blocks(const hgg_arguments& arguments, hgg_u32 grid, int order, const B
 
 }  // namespace
 
-// The host build's launch: runs `grid` blocks of the named kernel one after the other. `order` (0 to 5) picks the order in
-// which threads and blocks are emulated; the result must not depend on it. Returns 0, 1 for a kernel that is not here, 2 for
-// a launch shape that no GPU would be given.
-extern "C" int hgg_host_launch(const char* kernel, const void* arguments, unsigned grid, unsigned threads, int order) {
+// The host build's launch: runs `grid` blocks of the named kernel one after the other. `order` (0 to 5) picks
+// the order in which threads and blocks are emulated; the result must not depend on it. Returns 0, 1 for a
+// kernel that is not here, 2 for a launch shape that no GPU would be given.
+extern "C" int hgg_host_launch(const char* kernel, const void* arguments, unsigned grid, unsigned threads,
+                               int order) {
   if (grid == 0 || threads != HGG_THREADS || order < 0) return 2;
   hgg_arguments a;
   std::memcpy(&a, arguments, sizeof(a));
   if (std::strcmp(kernel, "hgg_fill") == 0) {
-    run_blocks<hgg::FillShared>(a, grid, order, [](const auto& x, auto& shared) { hgg::fill_block(x, shared); });
+    run_blocks<hgg::FillShared>(a, grid, order,
+                                [](const auto& x, auto& shared) { hgg::fill_block(x, shared); });
   } else if (std::strcmp(kernel, "hgg_scan") == 0) {
-    run_blocks<hgg::TileShared>(a, grid, order, [](const auto& x, auto& shared) { hgg::scan_block(x, shared); });
+    run_blocks<hgg::TileShared>(a, grid, order,
+                                [](const auto& x, auto& shared) { hgg::scan_block(x, shared); });
   } else if (std::strcmp(kernel, "hgg_finish") == 0) {
-    run_blocks<hgg::FinishShared>(a, grid, order, [](const auto& x, auto& shared) { hgg::finish_block(x, shared); });
+    run_blocks<hgg::FinishShared>(a, grid, order,
+                                  [](const auto& x, auto& shared) { hgg::finish_block(x, shared); });
   } else {
     return 1;
   }

@@ -23,7 +23,8 @@ HGG_FUNCTION float float_of(hgg_u32 bits) {
   return x.f;
 }
 
-// Each type: Storage as in memory, Real to compute in, both ways of conversion; rounding is once, to nearest even.
+// Each type: Storage as in memory, Real to compute in, both ways of conversion; rounding is once, to nearest
+// even.
 struct BFloat16 {
   typedef unsigned short Storage;
   typedef float Real;
@@ -48,9 +49,10 @@ struct Float16 {
   }
   static HGG_MEMBER Storage narrow(float value) {
     const hgg_u32 bits = bits_of(value), sign = (bits >> 16) & 0x8000u, rest = bits & 0x7fffffffu;
-    if (rest > 0x7f800000u) return (Storage)(sign | 0x7e00u | ((rest >> 13) & 0x3ffu));  // NaN stays NaN, quiet
-    if (rest >= 0x47800000u) return (Storage)(sign | 0x7c00u);  // 65536 and up, infinity
-    if (rest >= 0x38800000u) {                                  // 2^-14 and up: a normal number, or rounds to infinity
+    if (rest > 0x7f800000u)
+      return (Storage)(sign | 0x7e00u | ((rest >> 13) & 0x3ffu));  // NaN stays NaN, quiet
+    if (rest >= 0x47800000u) return (Storage)(sign | 0x7c00u);     // 65536 and up, infinity
+    if (rest >= 0x38800000u) {  // 2^-14 and up: a normal number, or rounds to infinity
       const hgg_u32 rebased = rest - (112u << 23);
       return (Storage)(sign | ((rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13));
     }

@@ -1,11 +1,12 @@
-// What differs between the three builds: HIP (hipRTC, hipcc, or a bare clang without HIP's headers), CUDA (NVRTC, nvcc) and
-// the host (any C++17 compiler).
+// What differs between the three builds: HIP (hipRTC, hipcc, or a bare clang without HIP's headers), CUDA
+// (NVRTC, nvcc) and the host (any C++17 compiler).
 //
-// Kernels are written as phases. HGG_PHASE(t) { ... } runs its body once for every thread t of the block and ends in a
-// barrier: on a GPU each thread runs the body once, on the host one thread runs it for all t in turn, in an order that the
-// caller picks, so that a missing barrier shows up as a wrong result. Nothing but shared memory and values that are the same
-// in all threads lives from one phase to the next, and no warp-wide operation is used: the code does not depend on the
-// wave's width, and the host runs exactly the functions that the GPUs run.
+// Kernels are written as phases. HGG_PHASE(t) { ... } runs its body once for every thread t of the block and
+// ends in a barrier: on a GPU each thread runs the body once, on the host one thread runs it for all t in
+// turn, in an order that the caller picks, so that a missing barrier shows up as a wrong result. Nothing but
+// shared memory and values that are the same in all threads lives from one phase to the next, and no
+// warp-wide operation is used: the code does not depend on the wave's width, and the host runs exactly the
+// functions that the GPUs run.
 #ifndef HGG_PORTABLE_H
 #define HGG_PORTABLE_H
 
@@ -15,6 +16,7 @@
 #define HGG_CUDA 1
 #elif defined(__HIPCC_RTC__) || defined(__HIPCC__) || defined(__HIP__)
 #define HGG_HIP 1
+#define HGG_GLOBAL __attribute__((address_space(1)))
 #if !defined(__HIPCC_RTC__) && defined(__has_include)
 #if __has_include(<hip/hip_runtime.h>)
 #include <hip/hip_runtime.h>
@@ -26,6 +28,9 @@
 #else
 #define HGG_HOST 1
 #endif
+#if !defined(HGG_GLOBAL)
+#define HGG_GLOBAL
+#endif
 
 #if defined(HGG_HOST)
 
@@ -36,7 +41,8 @@
 typedef hgg_u32 hgg_vector __attribute__((vector_size(16), may_alias));
 
 namespace hgg {
-// The block that runs now, and the order in which its threads are emulated: 0 forward, 1 backward, 2 scattered.
+// The block that runs now, and the order in which its threads are emulated: 0 forward, 1 backward, 2
+// scattered.
 struct Machine {
   hgg_u32 block = 0;
   hgg_u32 grid = 1;
@@ -56,7 +62,8 @@ HGG_FUNCTION void atomic_min(hgg_u32* at, hgg_u32 value) { *at = value < *at ? v
 HGG_FUNCTION void atomic_or(hgg_u32* at, hgg_u32 value) { *at |= value; }
 }  // namespace hgg
 
-#define HGG_PHASE(t) for (int t##_step = 0, t = 0; t##_step < HGG_THREADS && ((t = hgg::thread_of(t##_step)), true); ++t##_step)
+#define HGG_PHASE(t) \
+  for (int t##_step = 0, t = 0; t##_step < HGG_THREADS && ((t = hgg::thread_of(t##_step)), true); ++t##_step)
 
 #else  // a GPU
 
@@ -78,7 +85,8 @@ typedef uint4 hgg_vector;
 #endif
 #define HGG_FUNCTION static __device__ inline __attribute__((always_inline))
 #define HGG_MEMBER __device__ inline __attribute__((always_inline))
-#define HGG_KERNEL extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(HGG_THREADS, HGG_THREADS)))
+#define HGG_KERNEL \
+  extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(HGG_THREADS, HGG_THREADS)))
 #define HGG_BY_VALUE const
 #define HGG_SHARED __shared__
 typedef hgg_u32 hgg_vector __attribute__((ext_vector_type(4), may_alias));
@@ -121,9 +129,13 @@ HGG_FUNCTION void atomic_or(hgg_u32* at, hgg_u32 value) { atomicOr(at, value); }
 namespace hgg {
 
 template <class T>
-HGG_FUNCTION T minimum(T a, T b) { return b < a ? b : a; }
+HGG_FUNCTION T minimum(T a, T b) {
+  return b < a ? b : a;
+}
 template <class T>
-HGG_FUNCTION T maximum(T a, T b) { return a < b ? b : a; }
+HGG_FUNCTION T maximum(T a, T b) {
+  return a < b ? b : a;
+}
 
 // Index of the lowest bit that is set; there is one.
 HGG_FUNCTION int lowest_bit(hgg_u32 bits) {
@@ -136,27 +148,37 @@ HGG_FUNCTION int lowest_bit(hgg_u32 bits) {
 
 // Whole blocks of `unit` that hold `count`.
 template <class T>
-HGG_FUNCTION T ceiling(T count, T unit) { return (count + unit - 1) / unit; }
+HGG_FUNCTION T ceiling(T count, T unit) {
+  return (count + unit - 1) / unit;
+}
 
-// Memory at a device address. Bytewise access is for addresses that are no multiple of the type's size.
+// Memory at a device address. On HIP it is marked as global memory, which a bare 64-bit number does not say:
+// plain generic accesses would also wait for shared memory.
 template <class T>
-HGG_FUNCTION T* pointer(hgg_u64 address) { return (T*)address; }
+HGG_FUNCTION T read(hgg_u64 address) {
+  return *(const HGG_GLOBAL T*)address;
+}
+template <class T>
+HGG_FUNCTION void write(hgg_u64 address, T value) {
+  *(HGG_GLOBAL T*)address = value;
+}
 
+// The same at an address that may be no multiple of the type's size: then byte by byte.
 template <class T>
 HGG_FUNCTION T load(hgg_u64 address, bool aligned) {
-  if (aligned) return *pointer<const T>(address);
+  if (aligned) return read<T>(address);
   union {
     T value;
     unsigned char byte[sizeof(T)];
   } u;
-  for (int i = 0; i < (int)sizeof(T); ++i) u.byte[i] = pointer<const unsigned char>(address)[i];
+  for (int i = 0; i < (int)sizeof(T); ++i) u.byte[i] = read<unsigned char>(address + i);
   return u.value;
 }
 
 template <class T>
 HGG_FUNCTION void store(hgg_u64 address, T value, bool aligned) {
   if (aligned) {
-    *pointer<T>(address) = value;
+    write<T>(address, value);
     return;
   }
   union {
@@ -164,7 +186,7 @@ HGG_FUNCTION void store(hgg_u64 address, T value, bool aligned) {
     unsigned char byte[sizeof(T)];
   } u;
   u.value = value;
-  for (int i = 0; i < (int)sizeof(T); ++i) pointer<unsigned char>(address)[i] = u.byte[i];
+  for (int i = 0; i < (int)sizeof(T); ++i) write<unsigned char>(address + i, u.byte[i]);
 }
 
 }  // namespace hgg

@@ -1,8 +1,9 @@
 // The record writer: one 196-byte hipBLASLt record for every computed group, behind the scan.
 //
-// A thread puts one record together in shared memory; then the block copies the chunk to global memory in 16-byte stores.
-// Records are 49 words, an odd number, so the threads of a warp stage on different banks; 196 is a multiple of 4 only, so the
-// stage is shifted to the phase of its place in global memory, and up to three words at either end go alone.
+// A thread puts one record together in shared memory; then the block copies the chunk to global memory in
+// 16-byte stores. Records are 49 words, an odd number, so the threads of a warp stage on different banks; 196
+// is a multiple of 4 only, so the stage is shifted to the phase of its place in global memory, and up to
+// three words at either end go alone.
 #ifndef HGG_RECORDS_H
 #define HGG_RECORDS_H
 
@@ -23,10 +24,10 @@ HGG_FUNCTION void put_u64(hgg_u32* record, int word, hgg_u64 value) {
   record[word + 1] = (hgg_u32)(value >> 32);
 }
 
-HGG_FUNCTION void put_address(hgg_u32* record, int word, const hgg_operand& operand, hgg_u64 otherwise, hgg_u64 row,
-                              hgg_u64 group, hgg_u64 batch) {
-  const hgg_u64 address = operand.base + row * (hgg_u64)operand.row_stride + group * (hgg_u64)operand.group_stride +
-                          batch * (hgg_u64)operand.batch_stride;
+HGG_FUNCTION void put_address(hgg_u32* record, int word, const hgg_operand& operand, hgg_u64 otherwise,
+                              hgg_u64 row, hgg_u64 group, hgg_u64 batch) {
+  const hgg_u64 address = operand.base + row * (hgg_u64)operand.row_stride +
+                          group * (hgg_u64)operand.group_stride + batch * (hgg_u64)operand.batch_stride;
   put_u64(record, word, operand.base ? address : otherwise);
 }
 
@@ -34,14 +35,15 @@ HGG_FUNCTION void put_address(hgg_u32* record, int word, const hgg_operand& oper
 HGG_FUNCTION constexpr bool is_computed(int word) {
   return word == HGG_WORD(m) || word == HGG_WORD(n) || word == HGG_WORD(k) ||
          (word >= HGG_WORD(d) && word < HGG_WORD(stride_d1)) ||
-         (word >= HGG_WORD(alpha) && word < HGG_WORD(scale_a)) || word == HGG_WORD(bias) || word == HGG_WORD(bias) + 1;
+         (word >= HGG_WORD(alpha) && word < HGG_WORD(scale_a)) || word == HGG_WORD(bias) ||
+         word == HGG_WORD(bias) + 1;
 }
 
-// Mode says which extent is the group's rows. An empty group in CONTRACTING loses its n as well: then it has no tiles, and
-// its slab belongs to hgg_finish alone, whatever a GEMM kernel makes of k = 0.
+// Mode says which extent is the group's rows. An empty group in CONTRACTING loses its n as well: then it has
+// no tiles, and its slab belongs to hgg_finish alone, whatever a GEMM kernel makes of k = 0.
 template <int Mode>
-HGG_FUNCTION void stage_record(const hgg_arguments& a, hgg_u32* record, hgg_u64 batch, hgg_u64 group, hgg_u64 start,
-                               hgg_u64 rows) {
+HGG_FUNCTION void stage_record(const hgg_arguments& a, hgg_u32* record, hgg_u64 batch, hgg_u64 group,
+                               hgg_u64 start, hgg_u64 rows) {
   const hgg_user_arguments& like = a.record;
   const hgg_u32* words = (const hgg_u32*)&like;
   HGG_UNROLL
@@ -63,8 +65,8 @@ HGG_FUNCTION void stage_record(const hgg_arguments& a, hgg_u32* record, hgg_u64 
   }
 }
 
-HGG_FUNCTION void stage_any(const hgg_arguments& a, hgg_u32* record, hgg_u64 batch, hgg_u64 group, hgg_u64 start,
-                            hgg_u64 rows) {
+HGG_FUNCTION void stage_any(const hgg_arguments& a, hgg_u32* record, hgg_u64 batch, hgg_u64 group,
+                            hgg_u64 start, hgg_u64 rows) {
   switch (a.mode) {
     case HGG_RAGGED_N: stage_record<HGG_RAGGED_N>(a, record, batch, group, start, rows); break;
     case HGG_RAGGED_M: stage_record<HGG_RAGGED_M>(a, record, batch, group, start, rows); break;
@@ -81,21 +83,23 @@ HGG_FUNCTION void copy_stage(const hgg_arguments& a, const hgg_u32* stage, hgg_u
   const int vectors = (words - head) / 4;
   const int tail = words - head - 4 * vectors;
   const hgg_u32* source = stage + shift;
-  hgg_u32* target = pointer<hgg_u32>(address);
   for (int i = t; i < vectors; i += kThreads)
-    *(hgg_vector*)(target + head + 4 * i) = *(const hgg_vector*)(source + head + 4 * i);
-  if (t < head) target[t] = source[t];
-  if (t >= 4 && t < 4 + tail) target[words - tail + t - 4] = source[words - tail + t - 4];
+    write<hgg_vector>(address + 4 * head + 16 * i, *(const hgg_vector*)(source + head + 4 * i));
+  if (t < head) write<hgg_u32>(address + 4 * t, source[t]);
+  const int last = words - tail + t - 4;
+  if (t >= 4 && t < 4 + tail) write<hgg_u32>(address + 4 * last, source[last]);
 }
 
-// The share of one block: writes rows and records of the groups in it, behind their windows. The places behind the groups
-// are those of surplus records, which keep the problem count at hipBLASLt's two or more: no rows.
+// The share of one block: writes rows and records of the groups in it, behind their windows. The places
+// behind the groups are those of surplus records, which keep the problem count at hipBLASLt's two or more: no
+// rows.
 struct RecordWriter {
   const hgg_arguments* a;
   FillShared* shared;
   Share share;
 
-  // Records before a place. Groups that are not computed have none, so the records of a share follow each other.
+  // Records before a place. Groups that are not computed have none, so the records of a share follow each
+  // other.
   HGG_MEMBER hgg_u32 records_before(hgg_u32 flat) const {
     const hgg_u32 groups = group_places(*a);
     if (flat >= groups) return (hgg_u32)a->batch_count * (hgg_u32)a->group_count + (flat - groups);

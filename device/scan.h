@@ -1,13 +1,14 @@
-// The scan that everything here stands on: group sizes or end offsets -> first and last row of every group, first fault.
+// The scan that everything here stands on: group sizes or end offsets -> first and last row of every group,
+// first fault.
 //
-// All groups of all batches form one flat list (flat = batch * group_total + group) that a block walks in windows of
-// HGG_THREADS * kItems places, with a running carry. It is a segmented scan: a new batch starts from 0 again. Behind the
-// groups hgg_fill has a place for each surplus record, a batch of its own without rows. Blocks share nothing: each scans
-// what lies before its own share itself, which costs less than a grid-wide barrier at the few thousand groups that an MoE
-// layer has.
+// All groups of all batches form one flat list (flat = batch * group_total + group) that a block walks in
+// windows of HGG_THREADS * kItems places, with a running carry. It is a segmented scan: a new batch starts
+// from 0 again. Behind the groups hgg_fill has a place for each surplus record, a batch of its own without
+// rows. Blocks share nothing: each scans what lies before its own share itself, which costs less than a
+// grid-wide barrier at the few thousand groups that an MoE layer has.
 //
-// Sizes are limited to [0, R + 1] and summed in 64 bits; end offsets are limited to [0, R] and their running maximum is
-// taken. A group's rows are [min(previous, R), min(own, R)).
+// Sizes are limited to [0, R + 1] and summed in 64 bits; end offsets are limited to [0, R] and their running
+// maximum is taken. A group's rows are [min(previous, R), min(own, R)).
 #ifndef HGG_SCAN_H
 #define HGG_SCAN_H
 
@@ -16,13 +17,14 @@
 namespace hgg {
 
 constexpr int kThreads = HGG_THREADS;
-constexpr int kItems = 8;                    // groups a thread may own in one window
-constexpr int kWindow = kThreads * kItems;   // groups in one window
-constexpr int kFan = 16;                     // partial sums that one thread adds up
+constexpr int kItems = HGG_ITEMS;            // groups a thread may own in one window
+constexpr int kWindow = kThreads * kItems;  // groups in one window
+constexpr int kFan = 16;                    // partial sums that one thread adds up
 constexpr int kSegments = kThreads / kFan;
 static_assert(kThreads % kFan == 0 && (kSegments & (kSegments - 1)) == 0, "segments must be a power of two");
 
-// A value in flight carries two marks: the first group of its batch, and a size or offset that is wrong by itself.
+// A value in flight carries two marks: the first group of its batch, and a size or offset that is wrong by
+// itself.
 constexpr hgg_u64 kHead = 1ull << 62;
 constexpr hgg_u64 kWrong = 1ull << 63;
 constexpr hgg_u64 kValue = kHead - 1;
@@ -34,20 +36,24 @@ struct ScanShared {
   hgg_u64 value[kWindow + kWindow / 8];  // limited sizes, then inclusive prefixes; read through slot()
   hgg_u64 part[kThreads + kSegments];    // read through part_slot()
   hgg_u64 segment[kSegments];
-  hgg_u64 carry[2];    // last prefix of the window before; two, so that no window overwrites what another still reads
-  hgg_i64 offset;      // group_offset, clamped
-  hgg_i64 wanted;      // of the fault
+  hgg_u64 carry[2];  // last prefix of the window before; two, so that no window overwrites what another still
+                     // reads
+  hgg_i64 offset;    // group_offset, clamped
+  hgg_i64 wanted;    // of the fault
   hgg_i64 left;
-  hgg_u32 fault;       // flat index of the first fault
+  hgg_u32 fault;  // flat index of the first fault
   hgg_i32 kind;
   hgg_i32 bad_offset;  // group_offset was out of range
 };
 
-// Eight groups a thread are eight neighbouring values; the gaps keep the threads of a warp on different banks.
+// Eight groups a thread are eight neighbouring values; the gaps keep the threads of a warp on different
+// banks.
 HGG_FUNCTION int slot(int i) { return i + (i >> 3); }
 HGG_FUNCTION int part_slot(int t) { return t + t / kFan; }
 
-HGG_FUNCTION hgg_u32 group_places(const hgg_arguments& a) { return (hgg_u32)a.batch_count * (hgg_u32)a.group_total; }
+HGG_FUNCTION hgg_u32 group_places(const hgg_arguments& a) {
+  return (hgg_u32)a.batch_count * (hgg_u32)a.group_total;
+}
 
 // A window of the flat list, and which of the two carries it starts from.
 struct Window {
@@ -151,7 +157,7 @@ struct LoadWindow {
       HGG_UNROLL
       for (int k = 0; k < kItems; ++k) {
         const int i = t + k * kThreads;
-        if (i < real) raw[k] = *pointer<const Word>(a->sizes + (hgg_u64)(window.first + i) * stride);
+        if (i < real) raw[k] = read<Word>(a->sizes + (hgg_u64)(window.first + i) * stride);
       }
       HGG_UNROLL
       for (int k = 0; k < kItems; ++k) {
@@ -250,7 +256,8 @@ HGG_FUNCTION void walk_items(const hgg_arguments& a, ScanShared& shared, const W
 
 HGG_FUNCTION hgg_u64 before_group(const ScanShared& shared, const Window& window, hgg_u32 flat, bool head) {
   if (head) return 0;
-  return flat == window.first ? shared.carry[window.parity] : shared.value[slot((int)(flat - window.first) - 1)];
+  return flat == window.first ? shared.carry[window.parity]
+                              : shared.value[slot((int)(flat - window.first) - 1)];
 }
 
 struct Rows {
@@ -258,8 +265,8 @@ struct Rows {
   hgg_i64 end;
 };
 
-HGG_FUNCTION Rows rows_of(const hgg_arguments& a, const ScanShared& shared, const Window& window, hgg_u32 flat,
-                          bool head) {
+HGG_FUNCTION Rows rows_of(const hgg_arguments& a, const ScanShared& shared, const Window& window,
+                          hgg_u32 flat, bool head) {
   const hgg_u64 extent = (hgg_u64)a.ragged_extent;
   return Rows{(hgg_i64)minimum(before_group(shared, window, flat, head), extent),
               (hgg_i64)minimum(shared.value[slot((int)(flat - window.first))], extent)};
@@ -268,20 +275,33 @@ HGG_FUNCTION Rows rows_of(const hgg_arguments& a, const ScanShared& shared, cons
 // Writes a computed group's rows where they are asked for.
 HGG_FUNCTION void write_rows(const hgg_arguments& a, hgg_u32 batch, hgg_u32 local, const Rows& rows) {
   const hgg_u64 problem = (hgg_u64)batch * (hgg_u32)a.group_count + local;
-  if (a.starts) pointer<hgg_i64>(a.starts)[problem] = rows.start;
-  if (a.ends) pointer<hgg_i64>(a.ends)[problem] = rows.end;
+  if (a.starts) write<hgg_i64>(a.starts + 8 * problem, rows.start);
+  if (a.ends) write<hgg_i64>(a.ends + 8 * problem, rows.end);
   if (!a.cover) return;
-  if (local == 0) pointer<hgg_i64>(a.cover)[2 * (hgg_u64)batch] = rows.start;
-  if (local == (hgg_u32)a.group_count - 1) pointer<hgg_i64>(a.cover)[2 * (hgg_u64)batch + 1] = rows.end;
+  const hgg_u64 cover = a.cover + 16 * (hgg_u64)batch;
+  if (local == 0) write<hgg_i64>(cover, rows.start);
+  if (local == (hgg_u32)a.group_count - 1) write<hgg_i64>(cover + 8, rows.end);
 }
 
 // With no group at all nothing is covered.
 HGG_FUNCTION void write_empty_cover(const hgg_arguments& a, int t) {
   if (a.group_count != 0 || !a.cover || block_index() != 0) return;
-  for (hgg_u64 i = t; i < 2 * (hgg_u64)a.batch_count; i += kThreads) pointer<hgg_i64>(a.cover)[i] = 0;
+  for (hgg_u64 i = t; i < 2 * (hgg_u64)a.batch_count; i += kThreads) write<hgg_i64>(a.cover + 8 * i, 0);
 }
 
 // --- group_offset and the fault
+
+// Sticky: an earlier launch's fault stays until the host has seen and cleared it.
+HGG_FUNCTION void keep_fault(const hgg_arguments& a, hgg_i32 kind, hgg_u32 batch, hgg_u32 group,
+                             hgg_i64 wanted, hgg_i64 left) {
+  const hgg_fault* fault = (const hgg_fault*)a.fault;
+  if (read<hgg_i32>((hgg_u64)&fault->kind) != HGG_FAULT_NONE) return;
+  write<hgg_i32>((hgg_u64)&fault->kind, kind);
+  write<hgg_i32>((hgg_u64)&fault->batch, (hgg_i32)batch);
+  write<hgg_i64>((hgg_u64)&fault->group, group);
+  write<hgg_i64>((hgg_u64)&fault->wanted, wanted);
+  write<hgg_i64>((hgg_u64)&fault->left, left);
+}
 
 HGG_FUNCTION void open_scan(const hgg_arguments& a, ScanShared& shared, int t) {
   write_empty_cover(a, t);
@@ -292,9 +312,8 @@ HGG_FUNCTION void open_scan(const hgg_arguments& a, ScanShared& shared, int t) {
   const hgg_i64 most = a.group_total - a.group_count;
   shared.offset = maximum((hgg_i64)0, minimum(given, most));
   shared.bad_offset = given != shared.offset;
-  hgg_fault* fault = pointer<hgg_fault>(a.fault);
-  if (shared.bad_offset && block_index() == 0 && fault && fault->kind == HGG_FAULT_NONE)
-    *fault = hgg_fault{HGG_FAULT_GROUP_OFFSET, 0, 0, given, most};
+  if (shared.bad_offset && block_index() == 0 && a.fault)
+    keep_fault(a, HGG_FAULT_GROUP_OFFSET, 0, 0, given, most);
 }
 
 // wanted and left of the fault, while its window is at hand.
@@ -312,8 +331,8 @@ HGG_FUNCTION void describe_fault(const hgg_arguments& a, ScanShared& shared, con
   }
 }
 
-// A block's share of a flat list of `count` entries: eight at a time, so that the records of different blocks do not share
-// a 32-byte sector.
+// A block's share of a flat list of `count` entries: eight at a time, so that the records of different blocks
+// do not share a 32-byte sector.
 struct Share {
   hgg_u32 first;
   hgg_u32 end;
@@ -331,18 +350,17 @@ HGG_FUNCTION hgg_u32 scan_start(const hgg_arguments& a, hgg_u32 flat) {
 }
 
 HGG_FUNCTION void report_fault(const hgg_arguments& a, const ScanShared& shared) {
-  hgg_fault* fault = pointer<hgg_fault>(a.fault);
-  if (fault->kind != HGG_FAULT_NONE) return;
   const hgg_u32 batch = batch_of(a, shared.fault);
-  *fault = hgg_fault{shared.kind, (hgg_i32)batch, group_of(a, shared.fault, batch), shared.wanted, shared.left};
+  keep_fault(a, shared.kind, batch, group_of(a, shared.fault, batch), shared.wanted, shared.left);
 }
 
-// Walks [from, to) of the flat list; `from` starts a batch. consumer.window(window) runs phases of its own after each
-// window. Then the fault, if there is one, is written down, once over all blocks: by the block that has it in its share,
-// if no batch before `from` has one. That is looked up only now, in a second walk, since faults are rare.
+// Walks [from, to) of the flat list; `from` starts a batch. consumer.window(window) runs phases of its own
+// after each window. Then the fault, if there is one, is written down, once over all blocks: by the block
+// that has it in its share, if no batch before `from` has one. That is looked up only now, in a second walk,
+// since faults are rare.
 template <class Consumer>
-HGG_FUNCTION void scan(const hgg_arguments& a, ScanShared& shared, hgg_u32 from, hgg_u32 to, const Share& share,
-                       Consumer& consumer) {
+HGG_FUNCTION void scan(const hgg_arguments& a, ScanShared& shared, hgg_u32 from, hgg_u32 to,
+                       const Share& share, Consumer& consumer) {
   const bool offsets = a.sizes_kind == HGG_SIZES_OFFSETS;
   Window window{from, 0, 0};
   bool opening = true, checking = false;

@@ -13,13 +13,14 @@ struct TileShared {
   hgg_u32 segment[kSegments];
 };
 
-// Every block walks all groups, since where a group's tiles go depends on all groups before it, and then writes its share
-// of each window's tiles. The shares are by tile, so one group with all the rows is spread over all blocks.
+// Every block walks all groups, since where a group's tiles go depends on all groups before it, and then
+// writes its share of each window's tiles. The shares are by tile, so one group with all the rows is spread
+// over all blocks.
 struct TileWriter {
   const hgg_arguments* a;
   TileShared* shared;
-  Share share;        // of the flat list: whose rows this block writes
-  hgg_u32 base;       // tiles before this window
+  Share share;   // of the flat list: whose rows this block writes
+  hgg_u32 base;  // tiles before this window
 
   HGG_MEMBER bool is_computed(hgg_u32 group) const {
     const hgg_i64 local = (hgg_i64)group - shared->scan.offset;
@@ -75,7 +76,8 @@ struct TileWriter {
       const hgg_u32 batch = batch_of(*a, flat);
       const hgg_u32 group = group_of(*a, flat, batch);
       if (is_computed(group))
-        write_rows(*a, batch, (hgg_u32)(group - shared->scan.offset), rows(window, (int)(flat - window.first)));
+        write_rows(*a, batch, (hgg_u32)(group - shared->scan.offset),
+                   rows(window, (int)(flat - window.first)));
     }
   }
 
@@ -98,7 +100,8 @@ struct TileWriter {
     } entry;
     entry.tile = hgg_tile{(hgg_i32)(batch * (hgg_u32)a->group_count + (hgg_u32)local),
                           (hgg_i32)minimum((hgg_i64)a->block_rows, r.end - first), first};
-    if ((hgg_i64)base + tile < a->tile_capacity) pointer<hgg_vector>(a->tiles)[(hgg_u64)base + tile] = entry.vector;
+    const hgg_u64 at = (hgg_u64)base + tile;
+    if ((hgg_i64)at < a->tile_capacity) write<hgg_vector>(a->tiles + sizeof(hgg_tile) * at, entry.vector);
   }
 
   HGG_MEMBER void window(const Window& window) {
@@ -129,7 +132,7 @@ HGG_FUNCTION void scan_block(const hgg_arguments& a, TileShared& shared) {
   const hgg_u32 from = a.tiles ? 0 : share.first < groups ? scan_start(a, share.first) : groups;
   scan(a, shared.scan, from, a.tiles ? groups : share.end, share, writer);
   HGG_PHASE(t) {
-    if (t == 0 && block_index() == 0 && a.tile_count) *pointer<hgg_i32>(a.tile_count) = (hgg_i32)writer.base;
+    if (t == 0 && block_index() == 0 && a.tile_count) write<hgg_i32>(a.tile_count, (hgg_i32)writer.base);
   }
 }
 

@@ -32,6 +32,7 @@ __all__ = [
     "empty",
     "set_allocator",
     "view_of",
+    "written",
 ]
 
 ANYWHERE = Device("any")
@@ -64,6 +65,8 @@ def ArraySpec(shape: Sequence[int], dtype: Any, *, strides: Sequence[int] | None
     kind = dtype_of(dtype)
     extents = tuple(int(extent) for extent in shape)
     steps = packed_strides(extents, kind.itemsize) if strides is None else tuple(int(step) for step in strides)
+    if any(extent < 0 for extent in extents):
+        raise ValueError(f"shape={extents}: extents must not be negative")
     if len(steps) != len(extents):
         raise ValueError(f"strides={steps}: wanted {len(extents)} of them, one for each axis of shape {extents}")
     return ArrayView(0, extents, steps, kind, Device.of(device), "numpy")
@@ -154,17 +157,22 @@ def _choose_adapter(kind: type) -> _Adapter:
         return _refuse_tracer
     if _is_subclass(kind, "jax", "Array") or kind.__module__.partition(".")[0] == "jaxlib":
         return _jax_view
-    if hasattr(kind, "__cuda_array_interface__"):
-        return _cai_view
-    if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
-        return _dlpack_view
-    return _view_by_instance
+    if getattr(kind, "__module__", "") == "hipgroupgemm.device_array":
+        return _own_view
+    return _interface_view
 
 
-def _view_by_instance(obj: Any, name: str, stream: int | None) -> ArrayView:
-    """Objects whose interface is an attribute of the instance."""
-    if getattr(obj, "__cuda_array_interface__", None) is not None:
-        return _cai_view(obj, name, stream)
+def _own_view(obj: Any, name: str, stream: int | None) -> ArrayView:
+    del name, stream
+    view: ArrayView = obj.view()
+    return view
+
+
+def _interface_view(obj: Any, name: str, stream: int | None) -> ArrayView:
+    """Any object with CAI, or else DLPack; a class may have the attribute and an instance refuse it."""
+    interface = getattr(obj, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _cai_view(obj, interface, name)
     if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
         return _dlpack_view(obj, name, stream)
     raise TypeError(f"{name}: got {type(obj).__name__}, wanted {_WANTED}")
@@ -254,15 +262,16 @@ def _jax_view(obj: Any, name: str, stream: int | None) -> ArrayView:
     return view
 
 
-def _cai_view(obj: Any, name: str, stream: int | None) -> ArrayView:
+def _cai_view(obj: Any, interface: Any, name: str) -> ArrayView:
     """Protocol: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html (versions 0 to 3)."""
-    del stream
-    interface = obj.__cuda_array_interface__
     try:
         shape, (pointer, readonly) = tuple(int(n) for n in interface["shape"]), interface["data"]
         dtype = np.dtype(interface["typestr"])
-        version = int(interface["version"])
-        strides = interface.get("strides")
+        version, pointer = int(interface["version"]), int(pointer or 0)
+        given = interface.get("strides")
+        strides = packed_strides(shape, dtype.itemsize) if given is None else tuple(int(step) for step in given)
+        if len(strides) != len(shape) or min(shape, default=0) < 0:
+            raise ValueError(f"shape {shape} with strides {strides}")
     except (KeyError, TypeError, ValueError) as error:
         raise TypeError(f"{name}: its __cuda_array_interface__ is malformed ({type(error).__name__}: {error})") from None
     if version > 3:
@@ -272,7 +281,6 @@ def _cai_view(obj: Any, name: str, stream: int | None) -> ArrayView:
     produced_on = interface.get("stream") if version >= 3 else None
     if produced_on == 0:
         raise ValueError(f"{name}: __cuda_array_interface__ stream 0 is ambiguous; the producer should say 1 (legacy) or 2 (per thread)")
-    pointer = int(pointer or 0)
     if pointer:
         from hipgroupgemm import runtime
 
@@ -281,9 +289,8 @@ def _cai_view(obj: Any, name: str, stream: int | None) -> ArrayView:
         device = ANYWHERE
     else:
         raise ValueError(f"{name}: its pointer is 0, though it has elements, shape {shape}")
-    steps = packed_strides(shape, dtype.itemsize) if strides is None else tuple(int(step) for step in strides)
     framework = "numba" if type(obj).__module__.partition(".")[0] == "numba" else ""
-    return ArrayView(pointer, shape, steps, dtype, device, framework, produced_on, bool(readonly), obj)
+    return ArrayView(pointer, shape, strides, dtype, device, framework, produced_on, bool(readonly), obj)
 
 
 def _dlpack_view(obj: Any, name: str, stream: int | None) -> ArrayView:
@@ -363,6 +370,15 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: ArrayView, device:
 
     made = DeviceArray.empty(shape, dtype, device, stream)
     return made, made.view()
+
+
+def written(out: Any, view: ArrayView) -> Any:
+    """The caller's out, once it has been written: torch is told, so that autograd refuses a backward that needed what was there."""
+    if view.framework == "torch" and isinstance(view.owner, sys.modules["torch"].Tensor) and not view.owner.is_inference():
+        increment_version = getattr(sys.modules["torch"].autograd.graph, "increment_version", None)  # torch 2.1 and newer
+        if increment_version is not None:
+            increment_version(view.owner)
+    return out
 
 
 def deliver(result: Any, like: ArrayView, device: Device) -> Any:

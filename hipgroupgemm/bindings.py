@@ -14,7 +14,7 @@ from hipgroupgemm.dtypes import dtype_of, float_dtype, result_dtype
 from hipgroupgemm.operands import DoesNotCollapse, Precision, config_from_views, precision_of
 from hipgroupgemm.views import ArrayView
 
-__all__ = ["Binding", "Wanted", "bind", "bind_config", "check_bias", "shapes_of"]
+__all__ = ["Binding", "Wanted", "bind", "bind_config", "check_bias", "shapes_of", "with_scalars"]
 
 _MEMO = 1024
 
@@ -75,12 +75,13 @@ def bind(operands: Operands, wanted: Wanted) -> Binding:
         *(None if v is None else v.signature() for v in (o.lhs, o.rhs, o.sizes, o.out, o.c, o.bias)),
         o.ends,
         o.group_offset is None,
-        o.alpha,
-        o.beta,
+        bool(o.beta),
     )
     found = _bindings.get(memo)
     if found is not None:
-        return found
+        if found.config is None:
+            return found
+        return Binding(found.axes, found.out_dtype, with_scalars(found.config, o.alpha, o.beta), found.reason)
     axes, out_dtype = shapes_of(operands, wanted)
     out = operands.expected_output(axes.out_shape, out_dtype)
     config, reason = None, ""
@@ -93,6 +94,20 @@ def bind(operands: Operands, wanted: Wanted) -> Binding:
         _bindings.clear()
     found = _bindings[memo] = Binding(axes, out_dtype, config, reason)
     return found
+
+
+def with_scalars(config: GroupedGemmConfig, alpha: float, beta: float) -> GroupedGemmConfig:
+    """`config` with another alpha and beta, which `gather` has checked: not validated anew, and with the key that it has found already.
+
+    Raises ValueError when beta comes or goes: that is another key.
+    """
+    if (alpha, beta) == (config.alpha, config.beta):
+        return config
+    if bool(beta) != bool(config.beta):
+        raise ValueError(f"beta={beta}: is another key than beta={config.beta}")
+    other = object.__new__(GroupedGemmConfig)
+    other.__dict__.update(config.__dict__, alpha=alpha, beta=beta, _hash=None)
+    return other
 
 
 def bind_config(

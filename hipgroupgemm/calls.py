@@ -11,9 +11,9 @@ import numpy as np
 
 from hipgroupgemm import arrays
 from hipgroupgemm.backends.base import Arguments, Executable
-from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.config import FLOAT32_MAX, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.dimension_numbers import RaggedDotAxes
-from hipgroupgemm.dtypes import float_dtype
+from hipgroupgemm.dtypes import compute_type_of, float_dtype
 from hipgroupgemm.groups import GroupFault, scan
 from hipgroupgemm.runtime.streams import normalize_stream, stream_handle
 from hipgroupgemm.views import ArrayView, Device, packed_strides
@@ -72,6 +72,7 @@ class Operands:
             ("out", self.out),
             ("c", self.c if self.beta else None),
             ("bias", self.bias),
+            ("group_offset", self.group_offset if isinstance(self.group_offset, ArrayView) else None),
         ):
             if view is not None and view.pointer == 0 and view.size:
                 raise ValueError(f"{name}: has shape {view.shape} but no memory (an ArraySpec?); pass an array to compute with")
@@ -236,6 +237,9 @@ def gather(
     rhs_view = arrays.view_of(rhs, "rhs", handle)
     float_dtype(lhs_view.dtype, "lhs")
     float_dtype(rhs_view.dtype, "rhs")
+    if max(abs(a), abs(b)) > FLOAT32_MAX and compute_type_of(lhs_view.dtype, rhs_view.dtype) != "float64":
+        name, value = ("alpha", a) if abs(a) > FLOAT32_MAX else ("beta", b)
+        raise ValueError(f"{name}={value}: is infinite in float32, in which these operands are accumulated; scale an operand as well")
     sizes_name = "group_sizes" if offs is None else "offs"
     sizes = _integers(group_sizes if offs is None else offs, sizes_name, handle)
     out_view = _output(out, handle) if out is not None else None
@@ -280,7 +284,10 @@ def _real(name: str, value: Any) -> float:
         if isinstance(value, numbers.Complex) and not isinstance(value, bool):
             raise NotImplementedError(f"{name}={value!r}: must be real")
         raise TypeError(f"{name}: got {type(value).__name__}, wanted a real number on the host")
-    result = float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
     if not math.isfinite(result):
         raise ValueError(f"{name}={result}: must be finite")
     return result
@@ -289,9 +296,11 @@ def _real(name: str, value: Any) -> float:
 def _integers(value: Any, name: str, stream: int) -> ArrayView:
     if isinstance(value, (list, tuple)):
         try:
-            value = np.asarray(value) if len(value) else np.zeros(0, np.int64)
+            value = np.asarray(value)
         except ValueError as error:  # nested lists of different lengths
             raise TypeError(f"{name}: got a {type(value).__name__} that is no array ({error}); wanted integers") from None
+        if value.size == 0:  # no element says what type they would have
+            value = value.astype(np.int64)
     view = arrays.view_of(value, name, stream)
     if view.dtype.kind not in "iu":
         raise TypeError(f"{name}: got {view.dtype!s}, wanted an integer type")
@@ -309,7 +318,7 @@ def _offset(value: Any, stream: int) -> int | ArrayView:
     view = _integers(value, "group_offset", stream)
     if view.shape not in ((), (1,)):
         raise TypeError(f"group_offset: got shape {view.shape}, wanted an int or shape (1,)")
-    if view.pointer == 0:
+    if view.pointer == 0 and view.device.kind == "cpu":
         raise ValueError("group_offset: has no memory (an ArraySpec?); pass its value")
     return int(host_array(view).reshape(())) if view.device.kind == "cpu" else view
 

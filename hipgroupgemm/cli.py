@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -91,7 +93,7 @@ class _Scale(_ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value in (None, "auto") or isinstance(value, int):
             return value
-        if not str(value).isdigit() or int(value) < 1:
+        if not str(value).isdecimal() or int(value) < 1:
             self.fail(f"{value!r}: wanted auto or a divisor of at least 1 for M, K and N, such as 8", param, ctx)
         return int(value)
 
@@ -103,7 +105,7 @@ class _Bytes(_ParamType):
         text = str(value).strip().lower()
         number = text.rstrip("bgikm ")
         unit = text[len(number) :].strip()
-        if not number.isdigit() or unit not in _UNITS:
+        if not number.isdecimal() or unit not in _UNITS:
             self.fail(f"{value!r}: wanted a number of bytes, such as 33554432 or 32MiB", param, ctx)
         return int(number) * _UNITS[unit]
 
@@ -117,8 +119,16 @@ class _Output(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(str(super().convert(value, param, ctx)))
-        if not path.parent.is_dir():
-            self.fail(f"{path}: there is no directory {path.parent}; make it first", param, ctx)
+        target = Path(os.path.realpath(path)) if path.is_symlink() else path
+        folder = target.parent
+        if not folder.is_dir():
+            self.fail(f"{path}: there is no directory {folder}; make it first", param, ctx)
+        if target.is_file() or not target.exists():  # files are made anew beside the old one
+            try:
+                with tempfile.TemporaryFile(dir=folder):
+                    pass
+            except OSError as error:
+                self.fail(f"{path}: no file can be made in {folder} ({error.strerror})", param, ctx)
         if self.suffixes and path.suffix.lower() not in self.suffixes:
             self.fail(f"{path}: wanted a name that ends in {', '.join(self.suffixes)}", param, ctx)
         return path

@@ -11,6 +11,7 @@ import enum
 import functools
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ FLOAT_BYTES: Mapping[str, int] = {
     "float8_e4m3fnuz": 1,
     "float8_e5m2fnuz": 1,
 }
+FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 COMPUTE_TYPES = ("float32", "tf32", "float64")
 PRECISION_ALGORITHMS = (
     "ALG_UNSET",
@@ -207,7 +209,7 @@ class GroupedGemmConfig:
         raised = {f"{which}_{name}": getattr(self, f"{which}_{name}") for name in axes}
         ragged = "inner_stride" if ragged_is_inner else "leading_dim_stride"
         reach = reach_at_capacity = 1
-        for name in sorted(axes, key=lambda name: (raised[f"{which}_{name}"], axes[name])):
+        for name in sorted(axes, key=lambda name: raised[f"{which}_{name}"]):  # equal strides (extents of 1) keep their order
             stride = new = raised[f"{which}_{name}"]
             if stride == 0:
                 continue
@@ -391,8 +393,9 @@ def validate_config(config: GroupedGemmConfig) -> None:
         elif name in ("alpha", "beta"):
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"{name}={value!r}: must be a real number")
-            if not math.isfinite(value):
-                raise ValueError(f"{name}={value!r}: must be finite")
+            limit = sys.float_info.max if config.compute_type == "float64" else FLOAT32_MAX
+            if not -limit <= value <= limit:  # NaN as well
+                raise ValueError(f"{name}={value!r}: must be finite in the accumulator's type, compute_type={config.compute_type}")
             object.__setattr__(config, name, float(value))
         elif name == "ragged_mode":
             _require_type(name, value, RaggedDotMode, "a RaggedDotMode")

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from hipgroupgemm.backends import select_backend
+from hipgroupgemm import arrays
+from hipgroupgemm.backends import passed_over, select_backend
 from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits
-from hipgroupgemm.bindings import bind_config
+from hipgroupgemm.bindings import bind_config, with_scalars
 from hipgroupgemm.calls import Operands, gather
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.dimension_numbers import RaggedDotAxes, RaggedDotDimensionNumbers, resolve
@@ -105,7 +106,11 @@ class GroupedMatmulPlan:
                         self._algorithm = candidate
                     return
             same = [str(c.index) for c in known if c.name == name]
-            hint = f"that name has index {', '.join(same)} here" if same else f"there are {len(known)} others"
+            hint = (
+                f"that name has index {', '.join(same)} here"
+                if same
+                else f"it has {', '.join(f'{c.name!r} {c.index}' for c in known[:3])}{', ...' if len(known) > 3 else ''}"
+            )
             raise ValueError(
                 f"algorithm: {self.backend} has no {name!r} with index {number} for this config ({hint}); see get_algorithms()"
             )
@@ -142,13 +147,15 @@ class GroupedMatmulPlan:
     # ---- running -----------------------------------------------------------------------------------------------------------
 
     def prepare(self, stream: Any = None) -> None:
-        """Compiles and allocates ahead what `execute` needs on a stream, so that the first call costs no more than the others.
+        """Compiles and allocates ahead what `execute` needs on a stream, and what one graph capture of it needs.
+
+        The first call then costs no more than the others. A capture keeps what it uses until `close`, so each needs a call of this.
 
         Args:
             stream: a stream object or handle on the plan's device; None is the default stream.
         """
         with self._lock:
-            self._executable(normalize_stream(self.device.kind, stream))
+            self._executable(normalize_stream(self.device.kind, stream)).prepare()
 
     def execute(
         self,
@@ -222,12 +229,13 @@ class GroupedMatmulPlan:
         self._run(operands, config)
         if key is not None:
             self._repeats.remember(key, operands, config, made=out is None, holder=None)
-        return operands.out_object
+        return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else arrays.written(out, operands.output)
 
     def _run_again(self, repeat: Repeat, out: Any) -> Any:
         """Makes a call again that was looked at before; out is the caller's, or None where it is made anew."""
         arguments = repeat.arguments
         pointer = arguments.out
+        given = out
         if out is None:
             out, pointer = repeat.output()
         with self._lock:
@@ -236,7 +244,7 @@ class GroupedMatmulPlan:
                 executable = self._executable(arguments.stream)
             arguments.out = pointer
             executable.execute(arguments)
-        return out
+        return out if given is None else repeat.written(out)
 
     def _run(self, operands: Operands, config: GroupedGemmConfig) -> None:
         """Runs operands that are checked and bound. The lock spans all launches of the call."""
@@ -260,18 +268,22 @@ class GroupedMatmulPlan:
             fault.throw(self.config.ragged_extent)
 
     def explain(self) -> str:
-        """What this plan runs and why, for a person: backend, algorithm, and what keeps faster paths from being taken."""
+        """What this plan runs and why, for a person: backend, algorithm, the operands' layouts, and what keeps other backends from it."""
         with self._lock:
             self._require_open()
-            algorithm = self.algorithm
+            algorithm, c = self.algorithm, self.config
             lines = [
-                f"{self.config.ragged_mode.name}: m={self.config.m} n={self.config.n} k={self.config.k} groups={self.config.group_count} "
-                f"batch={self.config.batch_count}, {self.config.type_a} x {self.config.type_b} -> {self.config.type_d}",
+                f"{c.ragged_mode.name}: m={c.m} n={c.n} k={c.k} groups={c.group_count} batch={c.batch_count}, "
+                f"{c.type_a} x {c.type_b} -> {c.type_d}",
                 f"device {self.device}, backend {self.backend}, algorithm {algorithm.index} {algorithm.name}, "
                 f"workspace {algorithm.workspace_size} bytes, {'' if algorithm.deterministic else 'not '}deterministic",
-                f"serves ragged extents up to {self.config.capacity}",
-                self._executable(0).explain(),
+                f"serves ragged extents up to {c.capacity}",
+                f"strides in elements: lhs (batch, m, k) {c.lhs_strides}, rhs (group, batch, k, n) {c.rhs_strides}, "
+                f"out (group, batch, m, n) {c.output_strides}; "
+                f"aligned to {c.lhs_alignment}, {c.rhs_alignment} and {c.output_alignment} bytes",
+                self._executable(normalize_stream(self.device.kind, None)).explain(),
             ]
+            lines += [f"passed over: {reason}" for reason in passed_over(self.key, self.device, self.backend)]
             return "\n".join(lines)
 
     # ---- life --------------------------------------------------------------------------------------------------------------
@@ -321,8 +333,7 @@ class GroupedMatmulPlan:
         memo = (
             *(None if v is None else v.signature() for v in (o.lhs, o.rhs, o.sizes, o.out, o.c, o.bias)),
             o.group_offset is None,
-            o.alpha,
-            o.beta,
+            bool(o.beta),
         )
         found = self._bindings.get(memo)
         if found is None:
@@ -333,7 +344,7 @@ class GroupedMatmulPlan:
         axes, config = found
         o.validate_host_values(axes)
         o.take_output(axes.out_shape, DTYPES[self.key.type_d])
-        return config
+        return with_scalars(config, o.alpha, o.beta)
 
     def _match(self, operands: Operands) -> tuple[RaggedDotAxes, GroupedGemmConfig]:
         """Reads the operands' axes in the config's order, then in the other orders, until lhs and rhs are the config's."""
@@ -352,7 +363,10 @@ class GroupedMatmulPlan:
                     sizes_name=operands.sizes_name,
                 )
                 if axes.ragged_extent > key.ragged_extent:
-                    error = TypeError(f"lhs: has {axes.ragged_extent} ragged rows, this plan serves up to {key.ragged_extent}")
+                    error = TypeError(
+                        f"lhs: has {axes.ragged_extent} ragged rows, this plan serves up to {key.ragged_extent}; "
+                        "make its config for the most that come"
+                    )
                     reasons.append((1, error))
                     continue
                 packed = packed_strides(axes.out_shape, dtype.itemsize)
@@ -416,6 +430,10 @@ def _differences(got: GroupedGemmConfig, wanted: GroupedGemmConfig, *, of_inputs
 
 def _mismatch(differences: dict[str, str]) -> Exception:
     """The error of these differences: TypeError where shapes or types differ, ValueError where only layouts or settings do."""
+    if "beta" in differences:
+        return ValueError(f"{differences['beta']}, and a plan serves either beta = 0 or others; give beta= to config_for_ragged_dot too")
+    if "epilogue" in differences:
+        return ValueError(f"{differences['epilogue']}; give bias= to config_for_ragged_dot exactly where execute gets one")
     shapes = any(name in ("m", "n", "k") or name.startswith(("type_", "batch_count", "group_")) for name in differences)
     return (TypeError if shapes else ValueError)("; ".join(differences.values()))
 

@@ -196,7 +196,7 @@ def ragged_dot_general(
             plan._run(operands, binding.config)
         if key is not None:
             _repeats.remember(key, operands, binding.config, made=out is None, holder=lease.entry)
-    return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else out
+    return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else arrays.written(out, operands.output)
 
 
 def config_for_ragged_dot(

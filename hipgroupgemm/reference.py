@@ -79,7 +79,7 @@ def ragged_dot_reference(
     if accumulator not in (np.float32, np.float64):
         raise TypeError(f"accumulate={accumulator!s}: wanted float32 or float64")
     compute_uncollapsed(operands, axes, accumulator)
-    return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else out
+    return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else arrays.written(out, operands.output)
 
 
 def compute_uncollapsed(operands: Operands, axes: RaggedDotAxes, accumulate: np.dtype[Any]) -> None:

@@ -41,6 +41,9 @@ __all__ = [
 Sizes = np.ndarray[Any, np.dtype[np.int32]]
 
 
+_MOST_ROWS = int(np.iinfo(np.int32).max)
+
+
 @dataclasses.dataclass(frozen=True)
 class MoEShape:
     """The extents of an MoE layer's ragged dots.
@@ -66,6 +69,8 @@ class MoEShape:
                 raise TypeError(f"{name}={value!r}: wanted an int")
             if value < 1:
                 raise ValueError(f"{name}={value}: wanted at least 1")
+        if self.m > _MOST_ROWS:
+            raise ValueError(f"m={self.m}: wanted at most {_MOST_ROWS}, as group sizes are 32-bit here")
 
     @property
     def extents(self) -> tuple[int, int, int, int]:

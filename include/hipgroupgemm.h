@@ -83,6 +83,14 @@ enum hgg_epilogue {
     HGG_EPILOGUE_BIAS = 1      /* a vector of m elements, added to every column of D */
 };
 
+/* Which of the sizes will differ on the device from those that hgg_set_problem is given. */
+enum hgg_ragged {
+    HGG_PROBLEM_RAGGED_N = 0,
+    HGG_PROBLEM_RAGGED_M = 1,
+    HGG_PROBLEM_RAGGED_K = 2,
+    HGG_PROBLEM_FIXED = 3      /* none: a record has its problem's sizes, or zero extent */
+};
+
 /* What an algorithm is, read from its name. */
 enum hgg_algorithm_flag {
     HGG_ALGORITHM_SPLIT = 1,         /* global split-U above 1, or chosen at run time */
@@ -130,11 +138,19 @@ typedef struct hgg_types {
 } hgg_types;
 
 /* The sizes that hgg_set_problem hands to hipBLASLt. Every array has `count` entries; a null leading
- * dimension or batch stride means packed. The launch grid is made from these sizes, and device records
- * that need more tiles would leave output unwritten without any error: give the capacity, not an example.
- * If the sum of the ragged n is at most T, n = [T, 1, ..., 1] covers every distribution. */
+ * dimension or batch stride means packed.
+ *
+ * The launch grid is made from these sizes, and device records that need more tiles leave output unwritten
+ * without any error: give the capacity, not an example. If the ragged n sum to at most T, n = [T, 1, ..., 1]
+ * covers every distribution, for every tile size; an equal split of T does not.
+ *
+ * The kernels on offer are chosen by these sizes too. Some demand that a size is a multiple, or at least the
+ * width of a vector load; a ragged size must therefore be 1 in one problem, so that only kernels that take
+ * every size are offered. (Measured on 7.1.1, gfx90a, fp16: m = 1 leaves nothing of NN and NT, n = 1 nothing
+ * of NT, k = 1 everything.) */
 typedef struct hgg_problem {
     uint32_t count;
+    int32_t ragged;            /* hgg_ragged */
     const int64_t *m;
     const int64_t *n;
     const int64_t *k;
@@ -198,8 +214,8 @@ hgg_status hgg_instance_create(hgg_handle handle, const hgg_types *types, hgg_in
 hgg_status hgg_instance_get_info(hgg_instance instance, hgg_instance_info *info);
 hgg_status hgg_instance_destroy(hgg_instance instance);
 
-/* Sets sizes. Needs at least two problems, and one of them with n = 1 or k = 1: hipBLASLt offers kernels
- * that demand sizes in multiples if all the sizes it is shown are multiples. Undoes hgg_initialize. */
+/* Sets sizes: at least two problems, and 1 in one of the ragged sizes (see hgg_problem). Undoes
+ * hgg_initialize. A record whose group is not used has zero extent. */
 hgg_status hgg_set_problem(hgg_instance instance, const hgg_problem *problem);
 
 /* hipBLASLt's ranking: at most max_count indices of supported algorithms that need at most max_workspace

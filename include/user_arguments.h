@@ -1,11 +1,12 @@
-/* The record that hipBLASLt's grouped kernels read for one GEMM of a group: hipblaslt_ext::UserArguments as we write it.
+/* The record that hipBLASLt's grouped kernels read for one GEMM of a group: hipblaslt_ext::UserArguments as
+ * we write it.
  *
- * The layout was measured on hipBLASLt 7.1.1 (records lie 196 bytes apart, a number that the kernels hard-code); the native
- * shim compares it with the installed header's own struct at compile time. Plain C or C++, nothing included, so that
- * hipRTC, NVRTC, cffi-style parsers and any host compiler take it.
+ * The layout was measured on hipBLASLt 7.1.1 (records lie 196 bytes apart, a number that the kernels
+ * hard-code); the native shim compares it with the installed header's own struct at compile time. Plain C or
+ * C++, nothing included, so that hipRTC, NVRTC, cffi-style parsers and any host compiler take it.
  *
- * Matrices are column-major. The first stride of an operand is its leading dimension, the second its batch stride, both in
- * elements and 32-bit; pointers are 64-bit device addresses.
+ * Matrices are column-major. The first stride of an operand is its leading dimension, the second its batch
+ * stride, both in elements and 32-bit; pointers are 64-bit device addresses.
  */
 #ifndef HGG_USER_ARGUMENTS_H
 #define HGG_USER_ARGUMENTS_H
@@ -63,47 +64,88 @@ typedef struct hgg_user_arguments {
 } hgg_user_arguments;
 #pragma pack(pop)
 
-/* Word (4 bytes) at which a field starts; records are written word by word. */
-#define HGG_WORD(field) ((int)(__builtin_offsetof(hgg_user_arguments, field) / 4))
+/* Offset of a field in bytes. NVRTC 13.0 has no offsetof in any form, so these are the
+ * measured numbers, and every other compiler asserts them. */
+enum {
+  HGG_OFFSET_m = 0,
+  HGG_OFFSET_n = 4,
+  HGG_OFFSET_batch = 8,
+  HGG_OFFSET_k = 12,
+  HGG_OFFSET_d = 16,
+  HGG_OFFSET_c = 24,
+  HGG_OFFSET_a = 32,
+  HGG_OFFSET_b = 40,
+  HGG_OFFSET_stride_d1 = 48,
+  HGG_OFFSET_stride_d2 = 52,
+  HGG_OFFSET_stride_c1 = 56,
+  HGG_OFFSET_stride_c2 = 60,
+  HGG_OFFSET_stride_a1 = 64,
+  HGG_OFFSET_stride_a2 = 68,
+  HGG_OFFSET_stride_b1 = 72,
+  HGG_OFFSET_stride_b2 = 76,
+  HGG_OFFSET_alpha = 80,
+  HGG_OFFSET_beta = 96,
+  HGG_OFFSET_scale_a = 112,
+  HGG_OFFSET_scale_b = 120,
+  HGG_OFFSET_scale_c = 128,
+  HGG_OFFSET_scale_d = 136,
+  HGG_OFFSET_scale_alpha_vec = 144,
+  HGG_OFFSET_bias = 152,
+  HGG_OFFSET_bias_type = 160,
+  HGG_OFFSET_reserved = 164,
+  HGG_OFFSET_e = 168,
+  HGG_OFFSET_stride_e1 = 176,
+  HGG_OFFSET_stride_e2 = 180,
+  HGG_OFFSET_act0 = 184,
+  HGG_OFFSET_act1 = 188,
+  HGG_OFFSET_activation_type = 192
+};
 
-#define HGG_AT(field, offset) \
-  HGG_STATIC_ASSERT(__builtin_offsetof(hgg_user_arguments, field) == (offset), "record: " #field " is misplaced")
+/* Word (4 bytes) at which a field starts; records are written word by word. */
+#define HGG_WORD(field) (HGG_OFFSET_##field / 4)
+
+#ifndef __CUDACC_RTC__
+#define HGG_ASSERT_OFFSET(type, field, offset) \
+  HGG_STATIC_ASSERT(__builtin_offsetof(type, field) == (offset), #type "." #field " is misplaced")
+#else
+#define HGG_ASSERT_OFFSET(type, field, offset) HGG_STATIC_ASSERT((offset) >= 0, #type "." #field)
+#endif
+
 HGG_STATIC_ASSERT(sizeof(hgg_u32) == 4 && sizeof(hgg_i32) == 4, "32-bit types");
 HGG_STATIC_ASSERT(sizeof(hgg_u64) == 8 && sizeof(hgg_i64) == 8, "64-bit types");
 HGG_STATIC_ASSERT(sizeof(hgg_user_arguments) == HGG_RECORD_BYTES, "the record is 196 bytes");
 HGG_STATIC_ASSERT(HGG_RECORD_BYTES == 4 * HGG_RECORD_WORDS, "the record is 49 words");
-HGG_AT(m, 0);
-HGG_AT(n, 4);
-HGG_AT(batch, 8);
-HGG_AT(k, 12);
-HGG_AT(d, 16);
-HGG_AT(c, 24);
-HGG_AT(a, 32);
-HGG_AT(b, 40);
-HGG_AT(stride_d1, 48);
-HGG_AT(stride_d2, 52);
-HGG_AT(stride_c1, 56);
-HGG_AT(stride_c2, 60);
-HGG_AT(stride_a1, 64);
-HGG_AT(stride_a2, 68);
-HGG_AT(stride_b1, 72);
-HGG_AT(stride_b2, 76);
-HGG_AT(alpha, 80);
-HGG_AT(beta, 96);
-HGG_AT(scale_a, 112);
-HGG_AT(scale_b, 120);
-HGG_AT(scale_c, 128);
-HGG_AT(scale_d, 136);
-HGG_AT(scale_alpha_vec, 144);
-HGG_AT(bias, 152);
-HGG_AT(bias_type, 160);
-HGG_AT(reserved, 164);
-HGG_AT(e, 168);
-HGG_AT(stride_e1, 176);
-HGG_AT(stride_e2, 180);
-HGG_AT(act0, 184);
-HGG_AT(act1, 188);
-HGG_AT(activation_type, 192);
-#undef HGG_AT
+HGG_ASSERT_OFFSET(hgg_user_arguments, m, HGG_OFFSET_m);
+HGG_ASSERT_OFFSET(hgg_user_arguments, n, HGG_OFFSET_n);
+HGG_ASSERT_OFFSET(hgg_user_arguments, batch, HGG_OFFSET_batch);
+HGG_ASSERT_OFFSET(hgg_user_arguments, k, HGG_OFFSET_k);
+HGG_ASSERT_OFFSET(hgg_user_arguments, d, HGG_OFFSET_d);
+HGG_ASSERT_OFFSET(hgg_user_arguments, c, HGG_OFFSET_c);
+HGG_ASSERT_OFFSET(hgg_user_arguments, a, HGG_OFFSET_a);
+HGG_ASSERT_OFFSET(hgg_user_arguments, b, HGG_OFFSET_b);
+HGG_ASSERT_OFFSET(hgg_user_arguments, stride_d1, HGG_OFFSET_stride_d1);
+HGG_ASSERT_OFFSET(hgg_user_arguments, stride_d2, HGG_OFFSET_stride_d2);
+HGG_ASSERT_OFFSET(hgg_user_arguments, stride_c1, HGG_OFFSET_stride_c1);
+HGG_ASSERT_OFFSET(hgg_user_arguments, stride_c2, HGG_OFFSET_stride_c2);
+HGG_ASSERT_OFFSET(hgg_user_arguments, stride_a1, HGG_OFFSET_stride_a1);
+HGG_ASSERT_OFFSET(hgg_user_arguments, stride_a2, HGG_OFFSET_stride_a2);
+HGG_ASSERT_OFFSET(hgg_user_arguments, stride_b1, HGG_OFFSET_stride_b1);
+HGG_ASSERT_OFFSET(hgg_user_arguments, stride_b2, HGG_OFFSET_stride_b2);
+HGG_ASSERT_OFFSET(hgg_user_arguments, alpha, HGG_OFFSET_alpha);
+HGG_ASSERT_OFFSET(hgg_user_arguments, beta, HGG_OFFSET_beta);
+HGG_ASSERT_OFFSET(hgg_user_arguments, scale_a, HGG_OFFSET_scale_a);
+HGG_ASSERT_OFFSET(hgg_user_arguments, scale_b, HGG_OFFSET_scale_b);
+HGG_ASSERT_OFFSET(hgg_user_arguments, scale_c, HGG_OFFSET_scale_c);
+HGG_ASSERT_OFFSET(hgg_user_arguments, scale_d, HGG_OFFSET_scale_d);
+HGG_ASSERT_OFFSET(hgg_user_arguments, scale_alpha_vec, HGG_OFFSET_scale_alpha_vec);
+HGG_ASSERT_OFFSET(hgg_user_arguments, bias, HGG_OFFSET_bias);
+HGG_ASSERT_OFFSET(hgg_user_arguments, bias_type, HGG_OFFSET_bias_type);
+HGG_ASSERT_OFFSET(hgg_user_arguments, reserved, HGG_OFFSET_reserved);
+HGG_ASSERT_OFFSET(hgg_user_arguments, e, HGG_OFFSET_e);
+HGG_ASSERT_OFFSET(hgg_user_arguments, stride_e1, HGG_OFFSET_stride_e1);
+HGG_ASSERT_OFFSET(hgg_user_arguments, stride_e2, HGG_OFFSET_stride_e2);
+HGG_ASSERT_OFFSET(hgg_user_arguments, act0, HGG_OFFSET_act0);
+HGG_ASSERT_OFFSET(hgg_user_arguments, act1, HGG_OFFSET_act1);
+HGG_ASSERT_OFFSET(hgg_user_arguments, activation_type, HGG_OFFSET_activation_type);
 
 #endif

@@ -56,7 +56,10 @@ def assert_close(
             f"within {bound[at]:.3g}"
         )
     if result.size >= 64:
-        relative = (np.sqrt(length) + 4) * unit_roundoff(accumulator_of(operands)) + unit_roundoff(result.dtype)
-        allowed = relative * np.linalg.norm(value) + np.sqrt(result.size) * float(ml_dtypes.finfo(result.dtype).smallest_subnormal) / 2
+        # the sum of n terms of random signs is about 1 / sqrt(n) of the sum of their magnitudes; where the terms happen to cancel, their
+        # errors need not
+        norm, typical = np.linalg.norm(value), np.linalg.norm(magnitude) / np.sqrt(max(length, 1))
+        allowed = (np.sqrt(length) + 4) * unit_roundoff(accumulator_of(operands)) * max(norm, typical) + unit_roundoff(result.dtype) * norm
+        allowed += np.sqrt(result.size) * float(ml_dtypes.finfo(result.dtype).smallest_subnormal) / 2
         error = np.linalg.norm(got - value)
         assert error <= allowed, f"the error's norm is {error:.3g}, at most {allowed:.3g} is right for {result.size} random elements"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import numpy as np
@@ -10,7 +11,7 @@ from backend_double import DoubleBackend
 from generators import FORWARD_BATCHED, WEIGHT_GRADIENT, random_sizes, random_values
 
 import hipgroupgemm as hgg
-from hipgroupgemm import GroupedMatmulPlan, register_backend, unregister_backend
+from hipgroupgemm import GroupedMatmulPlan, backends, register_backend, unregister_backend
 from hipgroupgemm.backends import backend_names, get_backend, select_backend
 from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.groups import GroupFault
@@ -69,6 +70,42 @@ def test_register_and_unregister(registered):
             unregister_backend(name)
     with pytest.raises(ValueError, match=r"backend='double': no such backend; there are .*reference"):
         get_backend("double")
+
+
+def test_what_is_no_backend_is_not_registered():
+    before = backend_names()
+    nameless = DoubleBackend()
+    nameless.name = None
+    for backend, kinds, error, text in (
+        (DoubleBackend, ("cpu",), TypeError, "wanted an instance of a backend"),
+        (object(), ("cpu",), TypeError, "wanted an instance of a backend"),
+        (nameless, ("cpu",), TypeError, "wanted a name that is a string, got None"),
+        (DoubleBackend(), "cpu", TypeError, r"kinds='cpu': wanted a sequence of kinds, such as \('cpu',\)"),
+        (DoubleBackend(), ("cpu", "tpu"), ValueError, "'tpu' is no kind of device; wanted some of cpu, cuda, rocm"),
+    ):
+        with pytest.raises(error, match=text):
+            register_backend(backend, kinds)
+    assert backend_names() == before
+
+
+def test_no_thread_sees_a_registry_half_changed():
+    """Every line of registering and unregistering is a place where another thread may look."""
+    before, seen = backend_names(), []
+
+    def look(frame, event, _):
+        if frame.f_code.co_filename == backends.__file__:
+            seen.append(backend_names())
+            return look
+        return None
+
+    outer = sys.gettrace()
+    sys.settrace(look)
+    try:
+        register_backend(DoubleBackend("visitor"), ("cuda",), first=True)
+        unregister_backend("visitor")
+    finally:
+        sys.settrace(outer)
+    assert set(seen) == {before, ("visitor", *before)}
 
 
 def test_the_first_that_can_is_taken(registered):
@@ -240,6 +277,10 @@ def test_new_extents_alphas_and_betas_prepare_and_enumerate_nothing(registered, 
     assert len(double.asked) == enumerated
     hgg.ragged_dot(random_values(rng, (37, 7), "float32"), rhs, [4, 0], backend="double")
     assert len(double.executables) == 2
+    for beta in (1, -2.5, 0.25):
+        lhs, c = random_values(rng, (36, 7), "float32"), random_values(rng, (36, 5), "float32")
+        hgg.ragged_dot(lhs, rhs, [4, 0], c=c, beta=beta, backend="double")
+    assert len(double.executables) == 3
 
 
 def test_workspaces(registered, rng):

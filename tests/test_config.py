@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
 import math
 import pickle
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from oracle import group_rows
 
 import hipgroupgemm as hgg
-from hipgroupgemm.config import capacity_of
+from hipgroupgemm.bindings import with_scalars
+from hipgroupgemm.config import FLOAT32_MAX, capacity_of
 
 Spec = hgg.ArraySpec
 
@@ -174,8 +176,8 @@ configs = st.builds(
     st.integers(0, 70),
     st.integers(0, 9),
     st.sampled_from(["float32", "bfloat16", "float64", "float8_e5m2"]),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(-FLOAT32_MAX, FLOAT32_MAX),
+    st.floats(-FLOAT32_MAX, FLOAT32_MAX),
 )
 
 
@@ -280,6 +282,19 @@ def test_a_key_is_the_config_without_what_may_vary(config, more):
     if config.ragged_extent:
         with pytest.raises(ValueError, match=f"capacity={config.ragged_extent - 1}"):
             config.key(config.ragged_extent - 1)
+
+
+def test_tiny_extents_have_keys_of_any_capacity(rng):
+    """Extents of 0 and 1, along which strides say nothing and may tie, in every storage order."""
+    for mode in Mode:
+        for m, n, k, batch in itertools.product((0, 1, 2), (0, 1, 2), (0, 1, 2), (1, 2)):
+            layouts = {name: Layout(tuple(int(i) for i in rng.permutation(3))) for name in ("lhs", "rhs", "out")}
+            layouts["rhs"] = Layout(tuple(int(i) for i in rng.permutation(4 if mode is Mode.NON_CONTRACTING else 3)))
+            layouts["out"] = Layout(tuple(int(i) for i in rng.permutation(4 if mode is Mode.CONTRACTING else 3)))
+            config = config_of(make_problem(rng, mode, m, n, k, [1, 0] if 0 not in (m, k) else [0, 0], batch=batch, layouts=layouts))
+            for capacity in range(config.ragged_extent, 5):
+                assert config.key(capacity).ragged_extent == (0 if mode is Mode.BATCH else capacity)
+                assert config.key(capacity).key(capacity) == config.key(capacity)
 
 
 def test_packed_column_major_operands_of_one_capacity_share_a_key():
@@ -467,3 +482,19 @@ def test_flops_of_wrong_sizes_are_those_of_the_clamped_ones():
     assert config.flops([30, 30, -5]) == config.flops() == 2 * 40 * 24 * 16
     assert config.flops([-1, 5, 0]) == 2 * 5 * 24 * 16
     assert math.isclose(config.flops([0, 0, 0]), 0)
+
+
+def test_with_scalars_is_replace_that_keeps_the_key():
+    config = hgg.config_for_ragged_dot(
+        Spec((40, 16), "float32"), Spec((3, 16, 24), "float32"), Spec((3,), "int32"), c=Spec((40, 24), "float32"), beta=2
+    )
+    key, before = config.key(), hash(config)
+    other = with_scalars(config, 3.0, -1.0)
+    assert other == dataclasses.replace(config, alpha=3.0, beta=-1.0)
+    assert hash(other) == hash(dataclasses.replace(config, alpha=3.0, beta=-1.0)) != before
+    assert other.key() is key
+    assert hgg.GroupedGemmConfig.from_json(other.to_json()) == pickle.loads(pickle.dumps(other)) == other
+    assert (config.alpha, config.beta, hash(config)) == (1.0, 2.0, before)
+    assert with_scalars(config, 1.0, 2.0) is config
+    with pytest.raises(ValueError, match=r"beta=0\.0: is another key"):
+        with_scalars(config, 1.0, 0.0)

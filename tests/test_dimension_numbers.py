@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 from dimension_cases import WRONG, random_case
 from generators import FLOAT8S, FLOATS, FORWARD, Mode, Numbers, dtype_of
+from jax_judge import enable_x64, numbers_for_jax
 
 import hipgroupgemm as hgg
-
-
-def jax_numbers(numbers):
-    return jax.lax.RaggedDotDimensionNumbers(numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions)
 
 
 @pytest.mark.parametrize("case", WRONG, ids=lambda case: case.name)
@@ -37,7 +34,7 @@ def test_out_shapes_are_those_of_jax_eval_shape(mode, rng):
         case = random_case(rng, mode, empty=True)
         wanted = jax.eval_shape(
             lambda lhs, rhs, sizes, numbers=case.numbers: jax.lax.ragged_dot_general(
-                lhs, rhs, sizes, ragged_dot_dimension_numbers=jax_numbers(numbers)
+                lhs, rhs, sizes, ragged_dot_dimension_numbers=numbers_for_jax(numbers)
             ),
             jax.ShapeDtypeStruct(case.lhs_shape, np.float32),
             jax.ShapeDtypeStruct(case.rhs_shape, np.float32),
@@ -52,7 +49,7 @@ def test_out_shapes_are_those_of_jax_eval_shape(mode, rng):
 
 @pytest.mark.parametrize("lhs", [*FLOATS, *FLOAT8S])
 def test_out_types_are_those_of_jax_for_every_pair(lhs):
-    with jax.enable_x64(True):
+    with enable_x64():
         for rhs in (*FLOATS, *FLOAT8S):
             for preferred in (None, "float32", "bfloat16", "float64", "float16"):
                 arguments = (np.ones((3, 2), dtype_of(lhs)), np.ones((2, 2, 4), dtype_of(rhs)), np.array([1, 2], np.int32))
@@ -86,7 +83,7 @@ def test_dimension_numbers_are_values():
     assert lists == FORWARD
     assert hash(lists) == hash(FORWARD)
     assert Numbers((((np.int64(1),), (np.int32(1),)), ((), ())), (np.uint8(0),), (0,)) == FORWARD
-    assert Numbers.of(jax_numbers(FORWARD)) == FORWARD
+    assert Numbers.of(numbers_for_jax(FORWARD)) == FORWARD
     assert Numbers.of(FORWARD) is FORWARD
     assert Numbers((((2,), (2,)), ((0,), (1,))), (1,), (0,)) != FORWARD
     with pytest.raises(AttributeError):

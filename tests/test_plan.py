@@ -61,7 +61,7 @@ def check(plan, rng, lhs, rhs, sizes, **settings):
 def test_what_is_no_plan():
     with pytest.raises(TypeError, match="config: got dict, wanted a GroupedGemmConfig"):
         GroupedMatmulPlan({})
-    with pytest.raises(ValueError, match=r"backend='fast': no such backend; there are .*reference"):
+    with pytest.raises(ValueError, match="backend='fast': no such backend; there are hipblaslt, triton, reference"):
         GroupedMatmulPlan(forward_config(), "fast", "cpu")
     for device in ("gpu", "cuda:x", "cpu:1", "rocm:-1", 3):
         with pytest.raises(ValueError, match="device="):
@@ -73,7 +73,7 @@ def test_what_is_no_plan():
 
 
 def test_a_device_that_no_backend_serves_is_refused_with_every_reason():
-    with pytest.raises(NotImplementedError, match=r"on rocm:0: .*reference: "):
+    with pytest.raises(NotImplementedError, match=r"on rocm:0: hipblaslt: .*; triton: .*; reference: "):
         GroupedMatmulPlan(forward_config(), device="rocm:0")
     with pytest.raises(NotImplementedError, match="backend 'reference' refuses: it computes on the CPU, the operands are on cuda:1"):
         GroupedMatmulPlan(forward_config(), "reference", "cuda:1")
@@ -179,6 +179,27 @@ def test_every_extent_up_to_the_capacity(make, dtype, rng):
             rhs = random_values(rng, (3, 16, 24) if make is forward_config else (37, 24), dtype)
             with pytest.raises(TypeError, match="37 ragged rows, this plan serves up to 36"):
                 plan.execute(lhs, rhs, [1, 1, 1])
+
+
+@pytest.mark.parametrize("mode", [NON_CONTRACTING, CONTRACTING])
+@pytest.mark.parametrize("other", [1, 3])
+@pytest.mark.parametrize("ragged_is_inner", [False, True])
+def test_extents_up_to_the_capacity_where_axes_are_short(mode, other, ragged_is_inner, rng):
+    """Strides along an axis of at most one element say nothing, be it the ragged one of a call or one beside it."""
+    numbers = FORWARD if mode is NON_CONTRACTING else WEIGHT_GRADIENT
+
+    def ragged(rows, columns):
+        values = random_values(rng, (rows, columns), "float64")
+        return np.asfortranarray(values) if ragged_is_inner else values
+
+    def operands_of(rows):
+        second = random_values(rng, (3, other, 1), "float64") if mode is NON_CONTRACTING else ragged(rows, other)
+        return ragged(rows, other), second, random_sizes(rng, rows, 3)
+
+    with GroupedMatmulPlan(hgg.config_for_ragged_dot(*operands_of(17), numbers), device="cpu") as plan:
+        for rows in (*range(19), 0):
+            lhs, rhs, sizes = operands_of(rows)
+            np.testing.assert_array_equal(plan.execute(lhs, rhs, sizes), hgg.ragged_dot_reference(lhs, rhs, sizes, numbers))
 
 
 def test_alpha_and_beta_are_per_call(rng):

@@ -14,6 +14,7 @@ import pytest
 from comparison import assert_close
 from dimension_cases import random_case
 from generators import FLOATS, FORWARD, SIZE_TYPES, WEIGHT_GRADIENT, Mode, dtype_of, random_sizes, random_values
+from jax_judge import enable_x64, numbers_for_jax
 
 import hipgroupgemm as hgg
 
@@ -22,10 +23,10 @@ def jax_ragged_dot(lhs, rhs, sizes, numbers):
     """JAX's result, and the sum of its terms' magnitudes, both in float64 from the same operand values."""
     if sizes.dtype.itemsize < 4:
         sizes = sizes.astype(np.int32)
-    with jax.enable_x64(True):
+    with enable_x64():
 
         def call(*operands):
-            return np.asarray(jax.lax.ragged_dot_general(*operands, sizes, ragged_dot_dimension_numbers=theirs(numbers)))
+            return np.asarray(jax.lax.ragged_dot_general(*operands, sizes, ragged_dot_dimension_numbers=numbers_for_jax(numbers)))
 
         wide = [array.astype(np.float64) for array in (lhs, rhs)]
         return call(*wide), call(*(abs(array) for array in wide))
@@ -35,14 +36,12 @@ def jax_type(lhs, rhs, sizes, numbers, preferred):
     """The shape and type of JAX's result, without computing it."""
 
     def call(*operands):
-        return jax.lax.ragged_dot_general(*operands, ragged_dot_dimension_numbers=theirs(numbers), preferred_element_type=preferred)
+        return jax.lax.ragged_dot_general(
+            *operands, ragged_dot_dimension_numbers=numbers_for_jax(numbers), preferred_element_type=preferred
+        )
 
-    with jax.enable_x64(True):
+    with enable_x64():
         return jax.eval_shape(call, *(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (lhs, rhs, sizes)))
-
-
-def theirs(numbers):
-    return jax.lax.RaggedDotDimensionNumbers(numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions)
 
 
 def length_of(lhs, numbers):

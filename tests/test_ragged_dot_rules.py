@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -11,6 +12,7 @@ from comparison import assert_close
 from generators import (
     FLOAT8S,
     FORWARD,
+    FORWARD_BATCHED,
     WEIGHT_GRADIENT,
     Layout,
     Mode,
@@ -58,7 +60,9 @@ def test_alpha_beta_and_c(mode, dtype, rng):
         (-1.5, -2, "out"),
         (0, 3, "array"),
         (0, 0, None),
-        (3, 0, None),
+        (1 / 3, 0, None),
+        (0.7, -0.1, "array"),
+        (-0.3, 1 / 7, "out"),
     ]:
         sizes = random_sizes(rng, 33, 5)
         out_dtype = "float32" if rng.random() < 0.5 and dtype != "float64" else None
@@ -376,3 +380,76 @@ def test_bias_and_uncontracted_only(rng):
     lhs = random_values(rng, (4, 3), "float32")
     with pytest.raises(ValueError, match="bias: only NON_CONTRACTING"):
         hgg.ragged_dot_general(lhs, lhs, [2, 2], WEIGHT_GRADIENT, bias=np.ones((2, 3), np.float32))
+
+
+def test_the_reference_accumulates_in_what_it_is_asked_for(rng):
+    lhs, rhs = np.full((1, 3), 2.0**24, np.float32), np.array([[[1], [2.0**-24], [-1]]], np.float32)  # 2^24 + 1 - 2^24
+    assert hgg.ragged_dot_reference(lhs, rhs, [1], accumulate=np.float64) == 1
+    assert hgg.ragged_dot_reference(lhs, rhs, [1], accumulate="float32") in (0, 1)  # by the order of the sum
+    wide = hgg.ragged_dot_reference(lhs, rhs, [1], accumulate=np.float64, preferred_element_type=np.float64)
+    assert wide.dtype == np.float64
+    for bad in ("float16", np.int32, "bfloat16"):
+        with pytest.raises(TypeError, match=r"accumulate=.*wanted float32 or float64"):
+            hgg.ragged_dot_reference(lhs, rhs, [1], accumulate=bad)
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_scalars_are_finite_in_the_type_of_the_accumulator(name):
+    """A float32 alpha of infinity would make NaN of every zero of P."""
+    for dtype, value, fits in [
+        ("float32", 3.4028234e38, True),
+        ("float32", -3.5e38, False),
+        ("bfloat16", 1e39, False),
+        ("float64", 1e300, True),
+        ("float64", 10**400, False),
+    ]:
+        lhs, rhs, c = (np.zeros(shape, dtype_of(dtype)) for shape in ((4, 3), (2, 3, 5), (4, 5)))
+        if fits:
+            assert not np.asarray(hgg.ragged_dot(lhs, rhs, [1, 3], c=c, **{name: value})).astype(float).any()
+            continue
+        with pytest.raises(ValueError, match=name):
+            hgg.ragged_dot(lhs, rhs, [1, 3], c=c, **{name: value})
+        config = hgg.config_for_ragged_dot(lhs, rhs, [1, 3], c=c, beta=1)
+        with pytest.raises(ValueError, match=name):
+            dataclasses.replace(config, **{name: value})
+
+
+def test_nested_lists_of_no_sizes_are_integers():
+    lhs, rhs = np.ones((2, 4, 3), np.float32), np.ones((0, 2, 3, 5), np.float32)
+    np.testing.assert_array_equal(hgg.ragged_dot_general(lhs, rhs, [[], []], FORWARD_BATCHED), np.zeros((2, 4, 5), np.float32))
+
+
+def test_a_config_for_a_group_offset_on_a_device_needs_no_memory():
+    """Only whether there is an offset is planned for, and how many groups there are beside those computed."""
+    lhs, rhs, sizes = (
+        hgg.ArraySpec(shape, dtype, device="rocm") for shape, dtype in (((8, 4), "float16"), ((2, 4, 4), "float16"), ((5,), "int32"))
+    )
+    offset = hgg.ArraySpec((1,), "int64", device="rocm")
+    config = hgg.config_for_ragged_dot(lhs, rhs, sizes, group_offset=offset)
+    assert config == hgg.config_for_ragged_dot(lhs, rhs, sizes, group_offset=3)
+    assert (config.group_count, config.group_total) == (2, 5)
+    with pytest.raises(ValueError, match="has no memory"):
+        hgg.config_for_ragged_dot(lhs, rhs, sizes, group_offset=hgg.ArraySpec((1,), "int64"))
+
+
+def test_alpha_and_beta_that_change_with_every_call_are_the_call_s_own(rng):
+    lhs, rhs, c = (random_values(rng, shape, "float64") for shape in ((6, 3), (2, 3, 5), (6, 5)))
+    plain = hgg.ragged_dot(lhs, rhs, [2, 4])
+    with hgg.GroupedMatmulPlan(hgg.config_for_ragged_dot(lhs, rhs, [2, 4], c=c, beta=1), device="cpu") as plan:
+        for alpha, beta in [(2.0, 3.0), (-1.0, 0.5), (1.0, 1.0), (0.0, 2.0), (2.0, 3.0)]:
+            for result in (
+                hgg.ragged_dot(lhs, rhs, [2, 4], c=c, alpha=alpha, beta=beta),
+                plan.execute(lhs, rhs, [2, 4], c=c, alpha=alpha, beta=beta),
+            ):
+                np.testing.assert_allclose(result, alpha * plain + beta * c, rtol=1e-13, atol=1e-13)
+            np.testing.assert_allclose(hgg.ragged_dot(lhs, rhs, [2, 4], c=c, alpha=alpha), alpha * plain, rtol=1e-13, atol=1e-13)
+
+
+def test_float64_results_are_rounded_once():
+    """Halfway cases that float32 on the way would tip: 1 + 2^-8 + 2^-40 is nearer to bf16's 1 + 2^-7 than to 1."""
+    tips = np.array([1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-8 - 2.0**-40, -1 - 2.0**-8 - 2.0**-40, 1e-300, 3.5e38, np.inf])
+    lhs, rhs = tips.reshape(-1, 1), np.ones((1, 1, 1))
+    out = hgg.ragged_dot(lhs, rhs, [6], preferred_element_type="bfloat16").astype(np.float64).ravel()
+    np.testing.assert_array_equal(out, [1.0078125, 1.0, -1.0078125, 0.0, np.inf, np.inf])
+    zeros = hgg.ragged_dot(lhs, rhs, [0], preferred_element_type="float8_e5m2")
+    assert (zeros.astype(np.float64) == 0).all()

@@ -95,6 +95,9 @@ class Executable(abc.ABC):
     def explain(self) -> str:
         """What runs, and why that: one line or more for a person."""
 
+    def prepare(self) -> None:  # noqa: B027 - most have nothing more to prepare
+        """Makes ready what the first execute, and one graph capture, would otherwise have to make."""
+
     def check(self) -> GroupFault | None:
         """Waits for the stream, returns the first fault since the last check, and clears it. Host sizes never leave one."""
         return None

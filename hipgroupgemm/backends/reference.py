@@ -52,10 +52,9 @@ class _Epilogue:
     def __init__(self, alpha: float, beta: float, accumulate: np.dtype[Any]) -> None:
         self.alpha, self.beta, self.accumulate = alpha, beta, accumulate
 
-    def stores_product_itself(self, out: Array, a: Array, b: Array, bias: Array | None) -> bool:
-        """Whether P = a b goes into this slice unchanged, so that BLAS may write it there."""
-        is_matrix = out.shape == (a.shape[0], b.shape[1])  # two axes alone may both be rows, or both columns
-        return is_matrix and out.dtype == self.accumulate and self.alpha == 1 and self.beta == 0 and bias is None
+    def stores_product_itself(self, a: Array, b: Array, out: Array, bias: Array | None) -> bool:
+        """Whether P = a b goes into matrices of out unchanged, so that BLAS may write it there, from operands that need no widening."""
+        return a.dtype == b.dtype == out.dtype == self.accumulate and self.alpha == 1 and self.beta == 0 and bias is None
 
     def store(self, out: Array, product: Array | None, c: Array | None, bias: Array | None = None) -> None:
         """`product` is 2-D or None for zero; out and c are slices of the same shape with as many elements."""
@@ -70,7 +69,22 @@ class _Epilogue:
         if bias is not None:
             row = widen(bias, self.accumulate).reshape(out.shape[1:])
             value = np.broadcast_to(row, out.shape) if value is None else value + row
-        out[...] = 0 if value is None else value
+        out[...] = 0 if value is None else _narrow(value, out.dtype)
+
+
+def _narrow(value: Any, dtype: np.dtype[Any]) -> Any:
+    """`value`, ready to be rounded to `dtype` once: ml_dtypes rounds float64 to its types by way of float32, which would round twice.
+
+    float64 is rounded to float32 *to odd* instead (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms
+    using rounding to odd"): truncated, with the last bit set where something was lost. Rounding that again gives the right result.
+    """
+    if value.dtype != np.float64 or dtype.isbuiltin == 1:
+        return value
+    nearest = value.astype(np.float32)
+    inexact = np.isfinite(value) & (nearest != value)
+    truncated = np.where(np.abs(nearest) > np.abs(value), np.nextafter(nearest, np.float32(0)), nearest)
+    odd = (truncated.view(np.uint32) | np.uint32(1)).view(np.float32)
+    return np.where(inexact, odd, nearest)
 
 
 def compute(
@@ -123,11 +137,12 @@ def _required(bounds: GroupBounds | None) -> GroupBounds:
 
 
 def _product_into(out: Array, a: Array, b: Array, c: Array | None, bias: Array | None, epilogue: _Epilogue) -> None:
-    a, b = widen(a, epilogue.accumulate), widen(b, epilogue.accumulate)
-    if epilogue.stores_product_itself(out, a, b, bias):
+    is_matrix = out.shape == (a.shape[0], b.shape[1])  # two axes alone may both be rows, or both columns
+    if is_matrix and epilogue.stores_product_itself(a, b, out, bias):
         np.matmul(a, b, out=out)
     else:
-        epilogue.store(out, None if epilogue.alpha == 0 else np.matmul(a, b), c, bias)
+        product = None if epilogue.alpha == 0 else np.matmul(widen(a, epilogue.accumulate), widen(b, epilogue.accumulate))
+        epilogue.store(out, product, c, bias)
 
 
 def _non_contracting(
@@ -144,20 +159,24 @@ def _non_contracting(
     batch_shape, groups = out.shape[:batch_ndim], rhs.shape[0]
     starts = np.broadcast_to(bounds.starts, (*batch_shape, groups))
     ends = np.broadcast_to(bounds.ends, (*batch_shape, groups))
+    is_matrix = out.shape[batch_ndim + 1 :] == rhs.shape[-1:]
+    direct = is_matrix and epilogue.stores_product_itself(lhs, rhs, out, bias)
+    matmul = np.matmul
     for at in np.ndindex(batch_shape):
         a, d, c_at = lhs[at], out[at], None if c is None else c[at]
+        every = (slice(None), *at)
+        weights = rhs[every]
         first, last = starts[at].tolist(), ends[at].tolist()
-        for group, (start, end) in enumerate(zip(first, last, strict=True)):
-            if start < end:
-                rows, weights = slice(start, end), (group, *at)
-                _product_into(
-                    d[rows],
-                    a[rows],
-                    rhs[weights],
-                    None if c_at is None else c_at[rows],
-                    None if bias is None else bias[group],
-                    epilogue,
-                )
+        if direct:  # nothing a group but the product itself: small groups feel every microsecond
+            for start, end, b in zip(first, last, weights, strict=True):
+                if start < end:
+                    matmul(a[start:end], b, out=d[start:end])
+        else:
+            for group, (start, end) in enumerate(zip(first, last, strict=True)):
+                if start < end:
+                    rows = slice(start, end)
+                    c_rows, bias_row = None if c_at is None else c_at[rows], None if bias is None else bias[group]
+                    _product_into(d[rows], a[rows], weights[group], c_rows, bias_row, epilogue)
         if zero_tail:
             for rows in (slice(0, first[0]), slice(last[-1], None)) if groups else (slice(0, None),):
                 if d[rows].size:
@@ -178,24 +197,31 @@ def _contracting(
     summed_shape = lhs.shape[batch_ndim : batch_ndim + summed_ndim]
     starts = np.broadcast_to(bounds.starts, (*batch_shape, *summed_shape, groups))
     ends = np.broadcast_to(bounds.ends, (*batch_shape, *summed_shape, groups))
-    for group in range(groups):
-        for at in np.ndindex(batch_shape):
-            slab = (group, *at, ...)  # stays an array where nothing is left but one element
-            d, c_at = out[slab], None if c is None else c[slab]
+    is_matrix = out.shape[1 + batch_ndim :] == (lhs.shape[-2], rhs.shape[-1])
+    direct = is_matrix and not summed_ndim and epilogue.stores_product_itself(lhs, rhs, out, None)
+    matmul = np.matmul
+    for at in np.ndindex(batch_shape):
+        every = (slice(None), *at)
+        slabs, c_slabs = out[every], None if c is None else c[every]
+        if direct:
+            a, b = lhs[at], rhs[at]
+            for start, end, slab in zip(starts[at].tolist(), ends[at].tolist(), slabs, strict=True):
+                if start < end:
+                    matmul(a[:, start:end], b[start:end], out=slab)
+                else:
+                    slab[...] = 0
+            continue
+        for group in range(groups):
             total: Array | None = None
             for inner in np.ndindex(summed_shape):
                 index, bound = (*at, *inner), (*at, *inner, group)
                 rows = slice(int(starts[bound]), int(ends[bound]))
                 if rows.start >= rows.stop or epilogue.alpha == 0:
                     continue
-                a, b = lhs[index][:, rows], rhs[index][rows]
-                if not summed_ndim and epilogue.stores_product_itself(d, a, b, None):
-                    np.matmul(widen(a, epilogue.accumulate), widen(b, epilogue.accumulate), out=d)
-                    break
-                product = np.matmul(widen(a, epilogue.accumulate), widen(b, epilogue.accumulate))
+                product = matmul(widen(lhs[index][:, rows], epilogue.accumulate), widen(rhs[index][rows], epilogue.accumulate))
                 total = product if total is None else total + product
-            else:
-                epilogue.store(d, total, c_at)
+            slab = (group, ...)  # stays an array where nothing is left but one element
+            epilogue.store(slabs[slab], total, None if c_slabs is None else c_slabs[slab])
 
 
 ALGORITHM = MatmulAlgorithm(backend="reference", index=0, name="numpy_matmul_a_group", workspace_size=0, deterministic=True)
@@ -233,7 +259,19 @@ class _ReferenceExecutable(Executable):
 
     def explain(self) -> str:
         kind = self.config.compute_type.replace("tf32", "float32 (more exact than the tf32 asked for)")
-        return f"one NumPy product a group, accumulated in {kind}"
+        c = self.config
+        text = f"one NumPy product a group, accumulated in {kind}"
+        widened = [name for name, held in (("lhs", c.type_a), ("rhs", c.type_b)) if held != c.compute_type.replace("tf32", "float32")]
+        if widened:
+            text += f"; {' and '.join(widened)} widened to it a group at a time"
+        copied = [
+            name
+            for name, stride, extent in (("lhs", c.lhs_inner_stride, c.m * c.k), ("rhs", c.rhs_inner_stride, c.k * c.n))
+            if stride != 1 and extent > 1
+        ]
+        if copied:
+            text += f"; NumPy copies {' and '.join(copied)} a group at a time, no stride being 1: a contiguous copy may be faster"
+        return text
 
 
 def run_config(config: GroupedGemmConfig, arguments: Arguments) -> None:

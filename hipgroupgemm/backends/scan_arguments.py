@@ -101,6 +101,13 @@ class ScanArguments:
             _OVERRIDE_ALPHA_BETA,
         )
 
+    def make_all_groups_empty(self, zero: int) -> None:
+        """After `set_scan`: every size is the 8 zero bytes at this device address. Faults are not looked for again."""
+        fields = list(_SCAN.unpack_from(self.bytes, _AT_SCAN))
+        fields[0:3] = [zero, 0, 0]
+        fields[9:12] = [0, _SIZES_COUNTS, _INTEGERS["int64"]]
+        _SCAN.pack_into(self.bytes, _AT_SCAN, *fields)
+
     def set_records(self, records: int, count: int) -> None:
         """Where hgg_fill writes how many records."""
         _RECORDS.pack_into(self.bytes, _AT_RECORDS, records, count)

@@ -62,7 +62,7 @@ class Ratio:
         parts = ", ".join(f"{name} {value:.2f}" for name, value in self.medians.items())
         best = geometric_mean(list(self.best.values()))
         return (
-            f"{self.name}: {self.value:.3g} ({wanted}: {'met' if self.met else 'NOT met'}), of the shortest times {best:.3g}\n"
+            f"{self.name}: {self.value:.4g} ({wanted}: {'met' if self.met else 'NOT met'}), of the shortest times {best:.4g}\n"
             f"  by class: {parts}"
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hipgroupgemm.arrays import ArraySpec
 from hipgroupgemm.backends import backend_names, get_backend, select_backend
 from hipgroupgemm.benchmark.baselines import BASELINES, PADDED, Operands
 from hipgroupgemm.benchmark.ceilings import Ceilings
@@ -170,8 +171,11 @@ class Runner:
             yield self.run_job(job, self.seed + index)
 
     def run_job(self, job: Job, seed: int) -> list[Row]:
-        """One job's rows: backends first, then baselines. Raises MemoryError when the operands themselves do not fit."""
-        operands = make_operands(self.lab, job, self.dtype, seed)
+        """One job's rows: backends first, then baselines; all "out of memory" where the operands themselves do not fit."""
+        try:
+            operands = make_operands(self.lab, job, self.dtype, seed)
+        except MemoryError as error:
+            return self._without_operands(job, error)
         config = config_for_ragged_dot(operands.lhs, operands.rhs, operands.sizes, job.kind.dimension_numbers, out=operands.out)
         floor_ms = self.ceilings.floor_ms(config.flops(job.sizes), config.min_bytes(job.sizes))
         judge = Judge(self.lab, operands, seed)
@@ -192,6 +196,15 @@ class Runner:
         for row in rows:
             if padded is not None and row.median_ms is not None:
                 row.speedup = padded / row.median_ms
+        return rows
+
+    def _without_operands(self, job: Job, error: MemoryError) -> list[Row]:
+        lhs, rhs, _ = (ArraySpec(shape, self.dtype, device=self.lab.device) for shape in job.kind.shapes(job.shape))
+        config = config_for_ragged_dot(lhs, rhs, ArraySpec(job.sizes.shape, job.sizes.dtype), job.kind.dimension_numbers)
+        rows = [self._row(job, name, "", baseline=False) for name in self.backends or usable_backends(config, self.lab)]
+        rows += [self._row(job, name, BASELINES[name][0], baseline=True) for name in self.baselines]
+        for row in rows:
+            row.status, row.detail = "out of memory", f"the operands: {error}"
         return rows
 
     # ---- contenders ----------------------------------------------------------------------------------------------------------
@@ -287,14 +300,16 @@ class Runner:
 
     def _timed_run(self, contender: _Contender, operands: Operands, judge: Judge) -> None:
         lab = self.lab
+        started = time.perf_counter()
         lab.fill_nan(operands.out)
         lab.flush()
+        prepared_ms = (time.perf_counter() - started) * 1e3
         took = self._guarded(contender, lambda: lab.time(contender.run))
         if took is None:
             return
         contender.times.append(took)
         if self.repetitions is None:
-            fitting = int(self._budget_ms // max(took, 1e-3))
+            fitting = int(self._budget_ms // max(took + prepared_ms, 1e-3))
             least = _ROUNDS[0] if self._budget_ms == _BUDGET_MS else 1
             contender.rounds = min(contender.rounds, max(fitting, least))
         if len(contender.times) >= contender.rounds:

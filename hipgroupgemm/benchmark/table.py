@@ -141,7 +141,15 @@ def _jsonable(value: Any) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all: a reader never sees half of it, and a failure leaves what was there."""
+    """Writes a file whole or not at all: a reader never sees half of it, and a failure leaves what was there.
+
+    A link is followed. What is there and no file (a pipe, /dev/null) is written into, never replaced.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8", newline="") as special:
+            special.write(text)
+        return
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:

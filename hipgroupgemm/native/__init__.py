@@ -4,23 +4,23 @@ Importing this loads nothing: the shim, hipBLASLt and the HIP runtime are found 
 or by :func:`load`. :func:`unavailable_reason` says what is missing, and what to install.
 """
 
-from ._api import (
+from ._api import GroupedGemm, Handle
+from ._errors import NativeError, NativeUnavailableError, NativeUnsupportedError, NativeValueError
+from ._files import device_folder, include_folder
+from ._loader import Library, load, shim_path, unavailable_reason
+from ._types import (
     NO_LIMIT,
     RECORD_SIZE,
     WORKSPACE_ALIGNMENT,
     ComputeType,
     DataType,
     Epilogue,
-    GroupedGemm,
     GroupedGemmInfo,
-    Handle,
     HandleInfo,
     NativeAlgorithm,
+    Ragged,
     TemplateRecord,
 )
-from ._errors import NativeError, NativeUnavailableError, NativeUnsupportedError, NativeValueError
-from ._files import device_folder, include_folder
-from ._loader import Library, load, shim_path, unavailable_reason
 
 __all__ = [
     "NO_LIMIT",
@@ -39,6 +39,7 @@ __all__ = [
     "NativeUnavailableError",
     "NativeUnsupportedError",
     "NativeValueError",
+    "Ragged",
     "TemplateRecord",
     "device_folder",
     "include_folder",

@@ -8,126 +8,27 @@ of calls; one grouped GEMM does one thing at a time.
 
 from __future__ import annotations
 
-import enum
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ._errors import NativeValueError, raise_status
 from ._loader import Library, load
-
-RECORD_SIZE = 196
-"""Bytes of one device record, and the distance between two."""
-
-WORKSPACE_ALIGNMENT = 16
-"""Bytes; also the alignment of an array of records."""
-
-NO_LIMIT = 2**64 - 1
-"""As a limit on workspaces: none."""
-
-Sizes = int | Sequence[int] | npt.NDArray[np.integer[Any]]
-
-
-class DataType(enum.IntEnum):
-    """Element types; the numbers are hipDataType's."""
-
-    FLOAT32 = 0
-    FLOAT64 = 1
-    FLOAT16 = 2
-    BFLOAT16 = 14
-    FLOAT8_E4M3FN = 28
-    FLOAT8_E5M2 = 29
-    FLOAT8_E4M3FNUZ = 1000
-    FLOAT8_E5M2FNUZ = 1001
-
-
-class ComputeType(enum.IntEnum):
-    """Accumulation; alpha and beta have the same type (float32 for all but FLOAT64)."""
-
-    FLOAT32 = 0
-    FLOAT32_FAST_TF32 = 1
-    FLOAT32_FAST_FLOAT16 = 2
-    FLOAT32_FAST_BFLOAT16 = 3
-    FLOAT64 = 4
-
-
-class Epilogue(enum.IntEnum):
-    """What follows the product."""
-
-    DEFAULT = 0
-    BIAS = 1
-    """A vector of m elements, added to every column of D."""
-
-
-@dataclass(frozen=True)
-class NativeAlgorithm:
-    """One algorithm of hipBLASLt, for the problem that its grouped GEMM had when it was asked.
-
-    Attributes:
-        index: hipBLASLt's solution index; another process may number differently: only good with ``name``.
-        name: the solution's name, with all its parameters.
-        kernel_name: of the kernel that it launches; several solutions may share it.
-        workspace_size: bytes that it needs (0 when not supported).
-        supported: whether it takes the problem.
-        splits: it divides k between workgroups, by a second kernel that does not read device records as its
-            own.
-        stream_k: it divides the work by the sizes that were set, not by those on the device.
-    """
-
-    index: int
-    name: str
-    kernel_name: str
-    workspace_size: int
-    supported: bool
-    splits: bool
-    stream_k: bool
-
-    @property
-    def verified(self) -> bool:
-        """Whether ``initialize`` takes it without being told so."""
-        return not (self.splits or self.stream_k)
-
-
-class TemplateRecord(NamedTuple):
-    """hipBLASLt's own first record for a problem.
-
-    Attributes:
-        data: RECORD_SIZE bytes. The addresses in it mean nothing.
-        bias_type: hipBLASLt's code for the bias's type, as records hold it.
-        activation_type: its code for no activation.
-    """
-
-    data: bytes
-    bias_type: int
-    activation_type: int
-
-
-class HandleInfo(NamedTuple):
-    """What a handle is; versions are (major, minor, patch)."""
-
-    device: int
-    stream: int
-    built_for: tuple[int, int, int]
-    loaded: tuple[int, int, int]
-    revision: str
-    instances: int
-
-
-@dataclass(frozen=True)
-class GroupedGemmInfo:
-    """State of a grouped GEMM: problems set, the algorithm's index or -1, the workspace's address and
-    bytes."""
-
-    count: int
-    initialized: bool
-    algorithm_index: int
-    workspace: int
-    workspace_size: int
-    workspace_needed: int
+from ._types import (
+    NO_LIMIT,
+    RECORD_SIZE,
+    ComputeType,
+    DataType,
+    Epilogue,
+    GroupedGemmInfo,
+    HandleInfo,
+    NativeAlgorithm,
+    Ragged,
+    Sizes,
+    TemplateRecord,
+)
 
 
 def _fail(library: Library, call: str, status: int) -> None:
@@ -292,6 +193,7 @@ class GroupedGemm(_Object):
         k: Sizes,
         batch: Sizes = 1,
         *,
+        ragged: Ragged = Ragged.N,
         lda: Sizes | None = None,
         ldb: Sizes | None = None,
         ldc: Sizes | None = None,
@@ -307,12 +209,14 @@ class GroupedGemm(_Object):
 
         An int stands for all problems; arrays must have the same length, at least 2. Device records that need
         more tiles than these sizes would leave output unwritten, without an error: if the ragged n sum to at
-        most T, n = [T, 1, ..., 1] covers every distribution. One problem must have n = 1 or k = 1, so that no
-        kernel is offered that needs multiples. :meth:`initialize` is needed afterwards.
+        most T, n = [T, 1, ..., 1] covers every distribution. The ragged size must be 1 in one problem, so
+        that no kernel is offered that needs multiples of it, or some least width. :meth:`initialize` is
+        needed afterwards.
 
         Args:
             m, n, k: sizes; m at least 1, n and k at least 0.
             batch: matrices in each problem's strided batch.
+            ragged: which size differs on the device.
             lda, ldb, ldc, ldd: leading dimensions in elements; None is packed.
             stride_a, stride_b, stride_c, stride_d: batch strides in elements; None is packed.
             alpha, beta: what the template record gets.
@@ -338,9 +242,7 @@ class GroupedGemm(_Object):
         arrays = {name: _integers(call, name, value) for name, value in given.items() if value is not None}
         lengths = {name: array.size for name, array in arrays.items() if array.ndim}
         if not lengths:
-            _refuse(
-                call, "m, n, k and batch are all single numbers; wanted an array of sizes for at least one"
-            )
+            _refuse(call, "m, n, k and batch are all single numbers; wanted an array of sizes for at least one")
         count = next(iter(lengths.values()))
         if any(length != count for length in lengths.values()):
             _refuse(
@@ -350,6 +252,7 @@ class GroupedGemm(_Object):
         ffi = self._library.ffi
         problem = ffi.new("hgg_problem *")
         problem.count = count
+        problem.ragged = _int32(call, "ragged", ragged)
         problem.alpha = alpha
         problem.beta = beta
         kept = []
@@ -369,9 +272,7 @@ class GroupedGemm(_Object):
         call = "hgg_algorithms_heuristic"
         wanted = _int32(call, "max_count", max_count)
         limit = _limit(call, max_workspace)
-        return self._listed(
-            call, lambda *out: self._library.lib.hgg_algorithms_heuristic(self._id, wanted, limit, *out)
-        )
+        return self._listed(call, lambda *out: self._library.lib.hgg_algorithms_heuristic(self._id, wanted, limit, *out))
 
     def all_algorithms(self, max_workspace: int = NO_LIMIT) -> list[NativeAlgorithm]:
         """Every algorithm that supports the problem within ``max_workspace`` bytes, in the library's order.
@@ -399,9 +300,7 @@ class GroupedGemm(_Object):
             kernel_name=ffi.string(out.kernel_name).decode(),
             workspace_size=out.workspace_size,
             supported=bool(out.supported),
-            splits=bool(
-                flags & (self._library.lib.HGG_ALGORITHM_SPLIT | self._library.lib.HGG_ALGORITHM_EXTRA_KERNEL)
-            ),
+            splits=bool(flags & (self._library.lib.HGG_ALGORITHM_SPLIT | self._library.lib.HGG_ALGORITHM_EXTRA_KERNEL)),
             stream_k=bool(flags & self._library.lib.HGG_ALGORITHM_STREAM_K),
         )
 
@@ -446,16 +345,10 @@ class GroupedGemm(_Object):
                 verified.
         """
         call, lib = "hgg_initialize", self._library.lib
-        index = _int32(
-            call, "algorithm", algorithm.index if isinstance(algorithm, NativeAlgorithm) else algorithm
-        )
-        allow = (lib.HGG_ALLOW_SPLIT if allow_split else 0) | (
-            lib.HGG_ALLOW_STREAM_K if allow_stream_k else 0
-        )
+        index = _int32(call, "algorithm", algorithm.index if isinstance(algorithm, NativeAlgorithm) else algorithm)
+        allow = (lib.HGG_ALLOW_SPLIT if allow_split else 0) | (lib.HGG_ALLOW_STREAM_K if allow_stream_k else 0)
         size = _limit(call, workspace_size)
-        self._check(
-            call, lib.hgg_initialize(self._id, index, _address(call, "workspace", workspace), size, allow)
-        )
+        self._check(call, lib.hgg_initialize(self._id, index, _address(call, "workspace", workspace), size, allow))
 
     def release(self) -> None:
         """Undo :meth:`initialize`; the workspace is free again."""
@@ -522,9 +415,7 @@ def _limit(call: str, value: int) -> int:
 
 def _address(call: str, name: str, value: int) -> int:
     if not isinstance(value, (int, np.integer)):
-        raise TypeError(
-            f"{call}: {name} is {value!r} ({type(value).__name__}), wanted a device address as an int"
-        )
+        raise TypeError(f"{call}: {name} is {value!r} ({type(value).__name__}), wanted a device address as an int")
     if not 0 <= int(value) < 2**64:
         _refuse(call, f"{name} is {value}, wanted a device address")
     return int(value)

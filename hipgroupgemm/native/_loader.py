@@ -88,9 +88,7 @@ def unavailable_reason() -> str | None:
 
 def shim_path() -> str:
     """Where the shim is (HIPGROUPGEMM_NATIVE_LIBRARY, else in this package), whether it exists or not."""
-    return os.environ.get("HIPGROUPGEMM_NATIVE_LIBRARY") or os.path.join(
-        os.path.dirname(os.path.abspath(__file__)), SHIM
-    )
+    return os.environ.get("HIPGROUPGEMM_NATIVE_LIBRARY") or os.path.join(os.path.dirname(os.path.abspath(__file__)), SHIM)
 
 
 def _load() -> Library:
@@ -112,8 +110,7 @@ def _load() -> Library:
     hip = _one_runtime()
     if hip is None:
         raise NativeUnavailableError(
-            f"{hipblaslt} is loaded, but no libamdhip64 with it; it was linked in a way that is not known "
-            f"here. {_rocm.ADVICE}"
+            f"{hipblaslt} is loaded, but no libamdhip64 with it; it was linked in a way that is not known here. {_rocm.ADVICE}"
         )
     for path in (hip, hipblaslt):  # theirs are the only names that the shim can take its own from
         _promote(path)
@@ -130,10 +127,7 @@ def _load() -> Library:
         ) from error
     abi = lib.hgg_abi_version()
     if abi != ABI_VERSION:
-        raise NativeUnavailableError(
-            f"{shim} has ABI version {abi}, this Python package wants {ABI_VERSION}; install hipgroupgemm "
-            "again"
-        )
+        raise NativeUnavailableError(f"{shim} has ABI version {abi}, this Python package wants {ABI_VERSION}; install hipgroupgemm again")
     version = ffi.new("hgg_version *")
     lib.hgg_built_for(version)
     built_for = (version.major, version.minor, version.patch)
@@ -167,9 +161,7 @@ def _find_hipblaslt(runpath: tuple[str, ...]) -> str:
     """Path of the hipBLASLt in this process, loading it if need be."""
     loaded = _rocm.mapped("libhipblaslt.so")
     if len(loaded) > 1:
-        raise NativeUnavailableError(
-            f"hipBLASLt is in this process twice: {' and '.join(loaded)}. Let all packages use one ROCm"
-        )
+        raise NativeUnavailableError(f"hipBLASLt is in this process twice: {' and '.join(loaded)}. Let all packages use one ROCm")
     if loaded:
         return loaded[0]
     tried: list[str] = []
@@ -190,8 +182,7 @@ def _find_hipblaslt(runpath: tuple[str, ...]) -> str:
         if loaded:
             return loaded[0]
     raise NativeUnavailableError(
-        f"hipBLASLt's library was not found or cannot be loaded ({'; '.join(dict.fromkeys(tried))}). "
-        f"{_rocm.ADVICE}"
+        f"hipBLASLt's library was not found or cannot be loaded ({'; '.join(dict.fromkeys(tried))}). {_rocm.ADVICE}"
     )
 
 
@@ -216,6 +207,4 @@ def _promote(path: str) -> None:
     try:
         ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_GLOBAL | os.RTLD_NOLOAD)
     except OSError as error:
-        raise NativeUnavailableError(
-            f"{path} is mapped into this process but cannot be used: {error}"
-        ) from error
+        raise NativeUnavailableError(f"{path} is mapped into this process but cannot be used: {error}") from error

@@ -78,9 +78,7 @@ def find_headers() -> Root | None:
 def header_version(include: str) -> tuple[int, int, int] | None:
     """hipBLASLt's version by the headers in a folder; None if they do not say."""
     try:
-        with open(
-            os.path.join(include, "hipblaslt", "hipblaslt-version.h"), encoding="utf-8", errors="replace"
-        ) as file:
+        with open(os.path.join(include, "hipblaslt", "hipblaslt-version.h"), encoding="utf-8", errors="replace") as file:
             text = file.read()
     except OSError:
         return None
@@ -158,9 +156,7 @@ def elf_names(path: str) -> ElfNames | None:
     except ValueError:  # no final zero
         return None
     origin = os.path.dirname(os.path.realpath(path))
-    folders = [
-        part.replace("$ORIGIN", origin).replace("${ORIGIN}", origin) for part in runpath.split(":") if part
-    ]
+    folders = [part.replace("$ORIGIN", origin).replace("${ORIGIN}", origin) for part in runpath.split(":") if part]
     return ElfNames(soname, needed, tuple(folders))
 
 

@@ -33,10 +33,13 @@ uint32_t flags_of(const std::string& solution) {
         if (negative || (all_digits(value) && value != "1")) flags |= HGG_ALGORITHM_SPLIT;
     });
     each_value(solution, "SK", [&](const std::string& value) {
-        if (all_digits(value) && value.find_first_not_of('0') != std::string::npos) flags |= HGG_ALGORITHM_STREAM_K;
+        if (all_digits(value) && value.find_first_not_of('0') != std::string::npos)
+            flags |= HGG_ALGORITHM_STREAM_K;
     });
     return flags;
 }
+
+constexpr int kAskAtMost = 1 << 16;  // algorithms; more than any library has for one problem
 
 // What every handle of a device gets from getAllAlgos, which takes a second the first time. Under the
 // library's lock.
@@ -77,21 +80,23 @@ int32_t adopt(Instance& instance, hipblasLtMatmulAlgo_t algo) {
 }
 
 hgg_status no_kernels(const char* call, hipblasStatus_t status) {
-    return fail(HGG_UNSUPPORTED, static_cast<int32_t>(status),
-                "%s: hipBLASLt returned %d (%s), as it does when it has no kernel library for this device; its own "
-                "message is on stderr",
-                call, static_cast<int>(status), library_status_name(status));
+    return fail(
+        HGG_UNSUPPORTED, static_cast<int32_t>(status),
+        "%s: hipBLASLt returned %d (%s), as it does when it has no kernel library for this device; its own "
+        "message is on stderr",
+        call, static_cast<int>(status), library_status_name(status));
 }
 
 hgg_status ready(const char* call, Instance& instance) {
     if (instance.epoch) return HGG_OK;
-    (void)instance;
     return fail(HGG_WRONG_ORDER, -1, "%s: no problem is set; call hgg_set_problem first", call);
 }
 
-hgg_status write_indices(const std::vector<int32_t>& from, int32_t* indices, int32_t capacity, int32_t* count) {
+hgg_status write_indices(const std::vector<int32_t>& from, int32_t* indices, int32_t capacity,
+                         int32_t* count) {
     *count = static_cast<int32_t>(from.size());
-    for (size_t i = 0; i < from.size() && i < static_cast<size_t>(std::max(capacity, 0)); i++) indices[i] = from[i];
+    for (size_t i = 0; i < from.size() && i < static_cast<size_t>(std::max(capacity, 0)); i++)
+        indices[i] = from[i];
     return HGG_OK;
 }
 
@@ -116,10 +121,10 @@ hgg_status enumerate(const char* call, Instance& instance) {
         std::vector<hipblasLtMatmulHeuristicResult_t> results;
         const hgg_types& t = instance.types;
         const hipblasStatus_t status = lt::getAllAlgos(
-            instance.handle->lt, lt::GemmType::HIPBLASLT_GROUPED_GEMM, t.trans_a ? HIPBLAS_OP_T : HIPBLAS_OP_N,
-            t.trans_b ? HIPBLAS_OP_T : HIPBLAS_OP_N, static_cast<hipDataType>(t.type_a),
-            static_cast<hipDataType>(t.type_b), static_cast<hipDataType>(t.type_c), static_cast<hipDataType>(t.type_d),
-            compute_of(t), results);
+            instance.handle->lt, lt::GemmType::HIPBLASLT_GROUPED_GEMM,
+            t.trans_a ? HIPBLAS_OP_T : HIPBLAS_OP_N, t.trans_b ? HIPBLAS_OP_T : HIPBLAS_OP_N,
+            static_cast<hipDataType>(t.type_a), static_cast<hipDataType>(t.type_b),
+            static_cast<hipDataType>(t.type_c), static_cast<hipDataType>(t.type_d), compute_of(t), results);
         if (status == HIPBLAS_STATUS_INVALID_VALUE) return no_kernels(call, status);
         if (status != HIPBLAS_STATUS_SUCCESS) return library_failed(call, status);
         Catalogue fresh = {device, t, {}};
@@ -143,8 +148,9 @@ hgg_status lookup(const char* call, Instance& instance, int32_t index, Algorithm
         found = instance.algorithms.find(index);
     }
     if (found == instance.algorithms.end())
-        return fail(HGG_NOT_FOUND, -1, "%s: hipBLASLt has no algorithm of index %" PRId32 " for these types (it has %zu)",
-                    call, index, instance.algorithms.size());
+        return fail(HGG_NOT_FOUND, -1,
+                    "%s: hipBLASLt has no algorithm of index %" PRId32 " for these types (it has %zu)", call,
+                    index, instance.algorithms.size());
     algorithm = &found->second;
     return HGG_OK;
 }
@@ -156,6 +162,20 @@ void check_support(Instance& instance, Algorithm& algorithm) {
     algorithm.status = instance.gemm->isAlgoSupported(algo, workspace);
     algorithm.workspace_size = algorithm.status == HIPBLAS_STATUS_SUCCESS ? workspace : 0;
     algorithm.epoch = instance.epoch;
+}
+
+bool fits(Instance& instance, Algorithm& algorithm, uint64_t max_workspace) {
+    check_support(instance, algorithm);
+    return algorithm.status == HIPBLAS_STATUS_SUCCESS && algorithm.workspace_size <= max_workspace;
+}
+
+// All that support the problem within the limit, in the library's order.
+hgg_status list_fitting(const char* call, Instance& instance, uint64_t max_workspace,
+                        std::vector<int32_t>& indices) {
+    HGG_CHECK(enumerate(call, instance));
+    for (const int32_t index : instance.order)
+        if (fits(instance, instance.algorithms[index], max_workspace)) indices.push_back(index);
+    return HGG_OK;
 }
 
 void name(Instance& instance, Algorithm& algorithm) {
@@ -172,14 +192,15 @@ using namespace hgg;
 
 extern "C" {
 
-hgg_status hgg_algorithms_heuristic(hgg_instance id, int32_t max_count, uint64_t max_workspace, int32_t* indices,
-                                    int32_t capacity, int32_t* count) {
+hgg_status hgg_algorithms_heuristic(hgg_instance id, int32_t max_count, uint64_t max_workspace,
+                                    int32_t* indices, int32_t capacity, int32_t* count) {
     static const char call[] = "hgg_algorithms_heuristic";
     return guarded(call, [&]() -> hgg_status {
         HGG_CHECK(check_output(call, indices, capacity, count));
         *count = 0;
         if (max_count < 1)
-            return fail(HGG_INVALID_ARGUMENT, -1, "%s: max_count is %" PRId32 ", wanted at least 1", call, max_count);
+            return fail(HGG_INVALID_ARGUMENT, -1, "%s: max_count is %" PRId32 ", wanted at least 1", call,
+                        max_count);
         Open instance;
         HGG_CHECK(instance.enter(call, id));
         HGG_CHECK(ready(call, *instance));
@@ -187,22 +208,30 @@ hgg_status hgg_algorithms_heuristic(hgg_instance id, int32_t max_count, uint64_t
         const DeviceGuard device_guard(instance->handle->device);
         HGG_CHECK(device_status(device_guard));
         // Its limit is not enforced and its workspace sizes are wrong for grouped problems. So it ranks
-        // everything it has, and what does not fit is left out here, before the list is cut.
+        // without one, and what does not fit is left out here, before the list is cut.
         Preference preference;
         preference.setMaxWorkspaceBytes(INT_MAX);
-        std::vector<hipblasLtMatmulHeuristicResult_t> results;
-        const hipblasStatus_t status = instance->gemm->algoGetHeuristic(1 << 16, preference, results);
-        if (status == HIPBLAS_STATUS_INVALID_VALUE) return no_kernels(call, status);
-        if (status != HIPBLAS_STATUS_SUCCESS) return library_failed(call, status);
         std::vector<int32_t> ranked;
-        for (const auto& result : results) {
-            if (ranked.size() == static_cast<size_t>(max_count)) break;
-            const int32_t index = adopt(*instance, result.algo);
-            if (index < 0 || std::find(ranked.begin(), ranked.end(), index) != ranked.end()) continue;
-            Algorithm& algorithm = instance->algorithms[index];
-            check_support(*instance, algorithm);
-            if (algorithm.status == HIPBLAS_STATUS_SUCCESS && algorithm.workspace_size <= max_workspace)
-                ranked.push_back(index);
+        const size_t wanted = static_cast<size_t>(max_count);
+        for (int ask = std::min(max_count, kAskAtMost);; ask = std::min(ask * 4, kAskAtMost)) {
+            // With many groups the search takes long: ask for no more than it takes.
+            std::vector<hipblasLtMatmulHeuristicResult_t> results;
+            const hipblasStatus_t status = instance->gemm->algoGetHeuristic(ask, preference, results);
+            if (status == HIPBLAS_STATUS_INVALID_VALUE) return no_kernels(call, status);
+            if (status != HIPBLAS_STATUS_SUCCESS) return library_failed(call, status);
+            ranked.clear();
+            for (const auto& result : results) {
+                if (ranked.size() == wanted) break;
+                const int32_t index = adopt(*instance, result.algo);
+                if (index < 0 || std::find(ranked.begin(), ranked.end(), index) != ranked.end()) continue;
+                if (fits(*instance, instance->algorithms[index], max_workspace)) ranked.push_back(index);
+            }
+            const bool exhausted = results.size() < static_cast<size_t>(ask) || ask == kAskAtMost;
+            if (ranked.size() == wanted || exhausted) break;
+            // Asking for more only helps if there is more that fits; to count it is quick.
+            std::vector<int32_t> all;
+            HGG_CHECK(list_fitting(call, *instance, max_workspace, all));
+            if (ranked.size() >= all.size()) break;
         }
         return write_indices(ranked, indices, capacity, count);
     });
@@ -220,14 +249,8 @@ hgg_status hgg_algorithms_all(hgg_instance id, uint64_t max_workspace, int32_t* 
         const std::unique_lock<std::shared_mutex> library(library_mutex());
         const DeviceGuard device_guard(instance->handle->device);
         HGG_CHECK(device_status(device_guard));
-        HGG_CHECK(enumerate(call, *instance));
         std::vector<int32_t> fitting;
-        for (const int32_t index : instance->order) {
-            Algorithm& algorithm = instance->algorithms[index];
-            check_support(*instance, algorithm);
-            if (algorithm.status == HIPBLAS_STATUS_SUCCESS && algorithm.workspace_size <= max_workspace)
-                fitting.push_back(index);
-        }
+        HGG_CHECK(list_fitting(call, *instance, max_workspace, fitting));
         return write_indices(fitting, indices, capacity, count);
     });
 }
@@ -246,10 +269,13 @@ hgg_status hgg_algorithm_get(hgg_instance id, int32_t index, hgg_algorithm* out)
         HGG_CHECK(lookup(call, *instance, index, algorithm));
         check_support(*instance, *algorithm);
         name(*instance, *algorithm);
-        if (algorithm->solution_name.size() >= HGG_NAME_SIZE || algorithm->kernel_name.size() >= HGG_NAME_SIZE)
-            return fail(HGG_UNSUPPORTED, -1, "%s: the names of algorithm %" PRId32 " have %zu and %zu characters, room is "
+        if (algorithm->solution_name.size() >= HGG_NAME_SIZE
+            || algorithm->kernel_name.size() >= HGG_NAME_SIZE)
+            return fail(HGG_UNSUPPORTED, -1,
+                        "%s: the names of algorithm %" PRId32 " have %zu and %zu characters, room is "
                         "for %d: cut short, they would not identify it",
-                        call, index, algorithm->solution_name.size(), algorithm->kernel_name.size(), HGG_NAME_SIZE - 1);
+                        call, index, algorithm->solution_name.size(), algorithm->kernel_name.size(),
+                        HGG_NAME_SIZE - 1);
         std::memset(out, 0, sizeof *out);
         out->index = algorithm->index;
         out->supported = algorithm->status == HIPBLAS_STATUS_SUCCESS;
@@ -269,8 +295,9 @@ hgg_status hgg_algorithm_find(hgg_instance id, int32_t index, const char* soluti
             return fail(HGG_INVALID_ARGUMENT, -1, "%s: %s is null", call, found ? "solution_name" : "found");
         *found = -1;
         if (index < -1 || !*solution_name)
-            return fail(HGG_INVALID_ARGUMENT, -1, "%s: index is %" PRId32 " and the name '%s', wanted an index or -1, and a name",
-                        call, index, solution_name);
+            return fail(HGG_INVALID_ARGUMENT, -1,
+                        "%s: index is %" PRId32 " and the name '%s', wanted an index or -1, and a name", call,
+                        index, solution_name);
         Open instance;
         HGG_CHECK(instance.enter(call, id));
         const std::unique_lock<std::shared_mutex> library(library_mutex());
@@ -298,14 +325,14 @@ hgg_status hgg_algorithm_find(hgg_instance id, int32_t index, const char* soluti
             return HGG_OK;
         }
         if (index == -1)
-            return fail(HGG_NOT_FOUND, -1, "%s: %" PRId32 " of %zu algorithms have the name '%s', wanted one", call, matches,
-                        instance->algorithms.size(), solution_name);
+            return fail(HGG_NOT_FOUND, -1, "%s: %" PRId32 " of %zu algorithms have the name '%s', wanted one",
+                        call, matches, instance->algorithms.size(), solution_name);
         return fail(HGG_NOT_FOUND, -1,
-                    "%s: index %" PRId32 " is %s%s, not '%s', which %s (index %" PRId32 "); another process or library "
-                    "may have numbered them differently",
+                    "%s: index %" PRId32 " is %s%s, not '%s', which %s (index %" PRId32
+                    "); another process or library may have numbered them differently",
                     call, index, pinned == instance->algorithms.end() ? "no algorithm" : "algorithm ",
-                    pinned == instance->algorithms.end() ? "" : pinned->second.solution_name.c_str(), solution_name,
-                    matches ? "is another" : "does not exist", elsewhere);
+                    pinned == instance->algorithms.end() ? "" : pinned->second.solution_name.c_str(),
+                    solution_name, matches ? "is another" : "does not exist", elsewhere);
     });
 }
 

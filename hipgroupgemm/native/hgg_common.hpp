@@ -18,7 +18,7 @@ namespace hgg {
 
 // A failure on its way to the ABI's edge. What carries the status is the return value, never a throw.
 [[gnu::format(printf, 3, 4)]] hgg_status fail(hgg_status status, int32_t library_status, const char* format,
-                                             ...) noexcept;
+                                              ...) noexcept;
 const char* last_error() noexcept;
 int32_t last_library_status() noexcept;
 const char* library_status_name(hipblasStatus_t status) noexcept;
@@ -47,9 +47,9 @@ hgg_status guarded(const char* call, F&& f) noexcept {
     }
 }
 
-#define HGG_CHECK(expression)                          \
-    do {                                               \
-        const hgg_status check_status = (expression);  \
+#define HGG_CHECK(expression)                            \
+    do {                                                 \
+        const hgg_status check_status = (expression);    \
         if (check_status != HGG_OK) return check_status; \
     } while (0)
 
@@ -162,10 +162,13 @@ private:
     std::unique_lock<std::mutex> lock_;
 };
 
-// With the instance locked, its device current and the library's lock held:
+// With the instance locked, its device current and the library's lock held alone:
 hgg_status enumerate(const char* call, Instance& instance);
 hgg_status lookup(const char* call, Instance& instance, int32_t index, Algorithm*& algorithm);
 void check_support(Instance& instance, Algorithm& algorithm);
+bool fits(Instance& instance, Algorithm& algorithm, uint64_t max_workspace);
+hgg_status list_fitting(const char* call, Instance& instance, uint64_t max_workspace,
+                        std::vector<int32_t>& indices);
 void name(Instance& instance, Algorithm& algorithm);
 
 }  // namespace hgg

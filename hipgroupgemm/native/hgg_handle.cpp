@@ -47,7 +47,8 @@ hgg_status Open::enter(const char* call, hgg_instance id) {
     HGG_CHECK(find_instance(call, id, instance_));
     lock_ = std::unique_lock<std::mutex>(instance_->mutex);
     if (!instance_->gemm)
-        return fail(HGG_CLOSED, -1, "%s: the instance 0x%" PRIx64 " was closed, itself or with its handle", call, id);
+        return fail(HGG_CLOSED, -1, "%s: the instance 0x%" PRIx64 " was closed, itself or with its handle",
+                    call, id);
     return HGG_OK;
 }
 
@@ -70,14 +71,16 @@ bool known_type(int32_t type) {
 hgg_status check_type(const char* what, int32_t type) {
     if (known_type(type)) return HGG_OK;
     return fail(HGG_INVALID_ARGUMENT, -1,
-                "hgg_instance_create: %s is %" PRId32 ", which is no hgg_data_type (float32 0, float64 1, float16 2, "
-                "bfloat16 14, fp8 28, 29, 1000, 1001)",
+                "hgg_instance_create: %s is %" PRId32
+                ", which is no hgg_data_type (float32 0, float64 1, float16 2, bfloat16 14, fp8 28, 29, "
+                "1000, 1001)",
                 what, type);
 }
 
 hgg_status check_flag(const char* what, int32_t value) {
     if (value == 0 || value == 1) return HGG_OK;
-    return fail(HGG_INVALID_ARGUMENT, -1, "hgg_instance_create: %s is %" PRId32 ", wanted 0 or 1", what, value);
+    return fail(HGG_INVALID_ARGUMENT, -1, "hgg_instance_create: %s is %" PRId32 ", wanted 0 or 1", what,
+                value);
 }
 
 bool compute_type(int32_t compute, hipblasComputeType_t& type) {
@@ -106,8 +109,8 @@ hgg_status hgg_handle_create(int32_t device, uint64_t stream, hgg_handle* out) {
         const hipError_t counted = hipGetDeviceCount(&devices);
         if (counted != hipSuccess) return hip_failed("hgg_handle_create: hipGetDeviceCount", counted);
         if (device < 0 || device >= devices)
-            return fail(HGG_INVALID_ARGUMENT, -1, "hgg_handle_create: device is %" PRId32 ", there are %d", device,
-                        devices);
+            return fail(HGG_INVALID_ARGUMENT, -1, "hgg_handle_create: device is %" PRId32 ", there are %d",
+                        device, devices);
         auto handle = std::make_shared<Handle>();
         handle->device = device;
         handle->stream = stream;
@@ -137,8 +140,8 @@ hgg_status hgg_handle_create(int32_t device, uint64_t stream, hgg_handle* out) {
             return fail(HGG_VERSION_MISMATCH, -1,
                         "hgg_handle_create: built for hipBLASLt %d.%d.%d, but %d.%d.%d is loaded. Rebuild "
                         "hipgroupgemm against the loaded one, or put the other first on the library path",
-                        kBuiltFor.major, kBuiltFor.minor, kBuiltFor.patch, handle->loaded.major, handle->loaded.minor,
-                        handle->loaded.patch);
+                        kBuiltFor.major, kBuiltFor.minor, kBuiltFor.patch, handle->loaded.major,
+                        handle->loaded.minor, handle->loaded.patch);
         *out = register_handle(std::move(handle));
         return HGG_OK;
     });
@@ -176,7 +179,8 @@ hgg_status hgg_handle_destroy(hgg_handle id) {
 hgg_status hgg_instance_create(hgg_handle handle_id, const hgg_types* types, hgg_instance* out) {
     return guarded("hgg_instance_create", [&]() -> hgg_status {
         if (!out || !types)
-            return fail(HGG_INVALID_ARGUMENT, -1, "hgg_instance_create: %s is null", out ? "types" : "instance");
+            return fail(HGG_INVALID_ARGUMENT, -1, "hgg_instance_create: %s is null",
+                        out ? "types" : "instance");
         *out = 0;
         std::shared_ptr<Handle> handle;
         HGG_CHECK(find_handle("hgg_instance_create", handle_id, handle));
@@ -191,7 +195,8 @@ hgg_status hgg_instance_create(hgg_handle handle_id, const hgg_types* types, hgg
         hipblasComputeType_t compute = HIPBLAS_COMPUTE_32F;
         if (!compute_type(types->compute, compute))
             return fail(HGG_INVALID_ARGUMENT, -1,
-                        "hgg_instance_create: compute is %" PRId32 ", which is no hgg_compute_type", types->compute);
+                        "hgg_instance_create: compute is %" PRId32 ", which is no hgg_compute_type",
+                        types->compute);
 
         auto instance = std::make_shared<Instance>();
         instance->handle = handle;
@@ -209,7 +214,8 @@ hgg_status hgg_instance_create(hgg_handle handle_id, const hgg_types* types, hgg
             } catch (const std::bad_alloc&) {
                 throw;
             } catch (const std::exception& e) {  // it throws for a combination of types that it does not know
-                return fail(HGG_UNSUPPORTED, -1, "hgg_instance_create: hipBLASLt refuses these types: %s", e.what());
+                return fail(HGG_UNSUPPORTED, -1, "hgg_instance_create: hipBLASLt refuses these types: %s",
+                            e.what());
             }
 #if HGG_HAS_INSTANCE_WORKSPACE_LIMIT
             // The limit is enforced here, against what an algorithm really needs, and not there.
@@ -218,7 +224,8 @@ hgg_status hgg_instance_create(hgg_handle handle_id, const hgg_types* types, hgg
         }
         const hgg_instance id = register_instance(instance, handle_id);
         if (!id)
-            return fail(HGG_CLOSED, -1, "hgg_instance_create: the handle 0x%" PRIx64 " was closed meanwhile", handle_id);
+            return fail(HGG_CLOSED, -1, "hgg_instance_create: the handle 0x%" PRIx64 " was closed meanwhile",
+                        handle_id);
         *out = id;
         return HGG_OK;
     });

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "hipgroupgemm.h"
+#include "user_arguments.h"
 
 #if HIPBLASLT_VERSION_MAJOR == 0 && HIPBLASLT_VERSION_MINOR < 10
 #error "hipgroupgemm needs hipBLASLt 0.10 (ROCm 6.3) or newer"
@@ -43,40 +44,44 @@ constexpr hgg_version kBuiltFor = {HIPBLASLT_VERSION_MAJOR, HIPBLASLT_VERSION_MI
 // hipBLASLt's own record against the layout that our kernels write (the kernels that read it hard-code it).
 using Record = lt::UserArguments;
 static_assert(sizeof(Record) == HGG_RECORD_SIZE, "hipBLASLt's device record has another size");
-#define HGG_AT(field, offset) \
-    static_assert(offsetof(Record, field) == (offset), "hipBLASLt's device record has another layout")
-HGG_AT(m, 0);
-HGG_AT(n, 4);
-HGG_AT(batch, 8);
-HGG_AT(k, 12);
-HGG_AT(d, 16);
-HGG_AT(c, 24);
-HGG_AT(a, 32);
-HGG_AT(b, 40);
-HGG_AT(strideD1, 48);
-HGG_AT(strideD2, 52);
-HGG_AT(strideC1, 56);
-HGG_AT(strideC2, 60);
-HGG_AT(strideA1, 64);
-HGG_AT(strideA2, 68);
-HGG_AT(strideB1, 72);
-HGG_AT(strideB2, 76);
-HGG_AT(alpha, 80);
-HGG_AT(beta, 96);
-HGG_AT(scaleA, 112);
-HGG_AT(scaleB, 120);
-HGG_AT(scaleC, 128);
-HGG_AT(scaleD, 136);
-HGG_AT(scaleAlphaVec, 144);
-HGG_AT(bias, 152);
-HGG_AT(biasType, 160);
-HGG_AT(reserved, 164);
-HGG_AT(e, 168);
-HGG_AT(strideE1, 176);
-HGG_AT(strideE2, 180);
-HGG_AT(act0, 184);
-HGG_AT(act1, 188);
-HGG_AT(activationType, 192);
+static_assert(sizeof(hgg_user_arguments) == sizeof(Record), "our record has another size than hipBLASLt's");
+#define HGG_AT(theirs, ours, offset)                                                                     \
+    static_assert(offsetof(Record, theirs) == (offset), "hipBLASLt's device record has another layout"); \
+    static_assert(offsetof(hgg_user_arguments, ours) == (offset)                                         \
+                      && sizeof(hgg_user_arguments::ours) == sizeof(Record::theirs),                     \
+                  "our record has another layout than hipBLASLt's")
+HGG_AT(m, m, 0);
+HGG_AT(n, n, 4);
+HGG_AT(batch, batch, 8);
+HGG_AT(k, k, 12);
+HGG_AT(d, d, 16);
+HGG_AT(c, c, 24);
+HGG_AT(a, a, 32);
+HGG_AT(b, b, 40);
+HGG_AT(strideD1, stride_d1, 48);
+HGG_AT(strideD2, stride_d2, 52);
+HGG_AT(strideC1, stride_c1, 56);
+HGG_AT(strideC2, stride_c2, 60);
+HGG_AT(strideA1, stride_a1, 64);
+HGG_AT(strideA2, stride_a2, 68);
+HGG_AT(strideB1, stride_b1, 72);
+HGG_AT(strideB2, stride_b2, 76);
+HGG_AT(alpha, alpha, 80);
+HGG_AT(beta, beta, 96);
+HGG_AT(scaleA, scale_a, 112);
+HGG_AT(scaleB, scale_b, 120);
+HGG_AT(scaleC, scale_c, 128);
+HGG_AT(scaleD, scale_d, 136);
+HGG_AT(scaleAlphaVec, scale_alpha_vec, 144);
+HGG_AT(bias, bias, 152);
+HGG_AT(biasType, bias_type, 160);
+HGG_AT(reserved, reserved, 164);
+HGG_AT(e, e, 168);
+HGG_AT(strideE1, stride_e1, 176);
+HGG_AT(strideE2, stride_e2, 180);
+HGG_AT(act0, act0, 184);
+HGG_AT(act1, act1, 188);
+HGG_AT(activationType, activation_type, 192);
 #undef HGG_AT
 static_assert(sizeof(Record::m) == 4 && sizeof(Record::strideD1) == 4, "sizes and strides are 32-bit");
 static_assert(sizeof(Record::alpha) == 16 && sizeof(Record::beta) == 16, "alpha and beta are 16 raw bytes");

@@ -26,8 +26,8 @@ hgg_status copy_sizes(const char* name, const int64_t* from, uint32_t count, int
     for (uint32_t i = 0; i < count; i++)
         if (to[i] < least || to[i] > kMax32)
             return fail(HGG_INVALID_ARGUMENT, -1,
-                        "hgg_set_problem: %s[%" PRIu32 "] is %" PRId64 ", wanted %" PRId64 " to %" PRId64, name, i,
-                        to[i], least, kMax32);
+                        "hgg_set_problem: %s[%" PRIu32 "] is %" PRId64 ", wanted %" PRId64 " to %" PRId64,
+                        name, i, to[i], least, kMax32);
     return HGG_OK;
 }
 
@@ -40,8 +40,8 @@ hgg_status copy_leading(const char* name, const int64_t* from, const std::vector
         to[i] = from ? from[i] : least;
         if (to[i] < least || to[i] > kMax32)
             return fail(HGG_INVALID_ARGUMENT, -1,
-                        "hgg_set_problem: %s[%zu] is %" PRId64 ", wanted %" PRId64 " (the rows as stored) to %" PRId64
-                        " (the records have 32 bits for it)",
+                        "hgg_set_problem: %s[%zu] is %" PRId64 ", wanted %" PRId64
+                        " (the rows as stored) to %" PRId64 " (the records have 32 bits for it)",
                         name, i, to[i], least, kMax32);
     }
     return HGG_OK;
@@ -76,14 +76,23 @@ hgg_status read_sizes(const hgg_problem& p, const hgg_types& types, Sizes& s) {
     HGG_CHECK(copy_sizes("k", p.k, p.count, 0, s.k));
     HGG_CHECK(copy_sizes("batch", p.batch, p.count, 1, s.batch));
     if (std::all_of(s.n.begin(), s.n.end(), [](int64_t n) { return n == 0; }))
+        return fail(
+            HGG_INVALID_ARGUMENT, -1,
+            "hgg_set_problem: every n is 0. The launch grid is made from these sizes: give the capacity");
+    if (p.ragged < HGG_PROBLEM_RAGGED_N || p.ragged > HGG_PROBLEM_FIXED)
         return fail(HGG_INVALID_ARGUMENT, -1,
-                    "hgg_set_problem: every n is 0. The launch grid is made from these sizes: give the capacity");
-    bool has_one = false;
-    for (uint32_t i = 0; i < p.count; i++) has_one = has_one || s.n[i] == 1 || s.k[i] == 1;
-    if (!has_one)
-        return fail(HGG_INVALID_ARGUMENT, -1,
-                    "hgg_set_problem: no problem has n = 1 or k = 1. hipBLASLt could then offer kernels that need "
-                    "these sizes to be multiples, and the sizes on the device need not be: give [capacity, 1, ...]");
+                    "hgg_set_problem: ragged is %" PRId32 ", which is no hgg_ragged", p.ragged);
+    const char letters[] = {'n', 'm', 'k'};
+    const std::vector<int64_t>* ragged[] = {&s.n, &s.m, &s.k};
+    if (p.ragged != HGG_PROBLEM_FIXED) {
+        const auto& sizes = *ragged[p.ragged];
+        if (std::find(sizes.begin(), sizes.end(), 1) == sizes.end())
+            return fail(HGG_INVALID_ARGUMENT, -1,
+                        "hgg_set_problem: %c is ragged, but no problem has %c = 1. hipBLASLt could then "
+                        "offer kernels that need it to be a multiple, or at least some width, which the "
+                        "sizes on the device need not be: give [capacity, 1, ...]",
+                        letters[p.ragged], letters[p.ragged]);
+    }
     HGG_CHECK(copy_leading("lda", p.lda, types.trans_a ? s.k : s.m, s.lda));
     HGG_CHECK(copy_leading("ldb", p.ldb, types.trans_b ? s.n : s.k, s.ldb));
     HGG_CHECK(copy_leading("ldc", p.ldc, s.m, s.ldc));
@@ -111,11 +120,12 @@ Scalar scalar(double value, int32_t compute) {
 
 ProblemType problem_type(const hgg_types& t) {
     static constexpr hipblasComputeType_t compute[] = {HIPBLAS_COMPUTE_32F, HIPBLAS_COMPUTE_32F_FAST_TF32,
-                                                       HIPBLAS_COMPUTE_32F_FAST_16F, HIPBLAS_COMPUTE_32F_FAST_16BF,
-                                                       HIPBLAS_COMPUTE_64F};
+                                                       HIPBLAS_COMPUTE_32F_FAST_16F,
+                                                       HIPBLAS_COMPUTE_32F_FAST_16BF, HIPBLAS_COMPUTE_64F};
     return ProblemType(t.trans_a ? HIPBLAS_OP_T : HIPBLAS_OP_N, t.trans_b ? HIPBLAS_OP_T : HIPBLAS_OP_N,
                        static_cast<hipDataType>(t.type_a), static_cast<hipDataType>(t.type_b),
-                       static_cast<hipDataType>(t.type_c), static_cast<hipDataType>(t.type_d), compute[t.compute]);
+                       static_cast<hipDataType>(t.type_c), static_cast<hipDataType>(t.type_d),
+                       compute[t.compute]);
 }
 
 }  // namespace
@@ -133,12 +143,14 @@ hgg_status hgg_set_problem(hgg_instance id, const hgg_problem* problem) {
         // A kernel that needs multiples could be offered if the library saw one size only.
         if (problem->count < 2 || problem->count > (1u << 24))
             return fail(HGG_INVALID_ARGUMENT, -1,
-                        "hgg_set_problem: count is %" PRIu32 ", wanted 2 to %u (for one group give a second, of extent "
-                        "1 here and 0 in its record)",
+                        "hgg_set_problem: count is %" PRIu32
+                        ", wanted 2 to %u (for one group give a second, of extent 1 here and 0 in its "
+                        "record)",
                         problem->count, 1u << 24);
         if (!std::isfinite(problem->alpha) || !std::isfinite(problem->beta))
-            return fail(HGG_INVALID_ARGUMENT, -1, "hgg_set_problem: alpha is %g and beta %g, wanted finite numbers",
-                        problem->alpha, problem->beta);
+            return fail(HGG_INVALID_ARGUMENT, -1,
+                        "hgg_set_problem: alpha is %g and beta %g, wanted finite numbers", problem->alpha,
+                        problem->beta);
         Sizes s;
         HGG_CHECK(read_sizes(*problem, instance->types, s));
 
@@ -168,9 +180,9 @@ hgg_status hgg_set_problem(hgg_instance id, const hgg_problem* problem) {
         const std::unique_lock<std::shared_mutex> library(library_mutex());
         const DeviceGuard device_guard(instance->handle->device);
         HGG_CHECK(device_status(device_guard));
-        const hipblasStatus_t status = instance->gemm->setProblem(
-            s.m, s.n, s.k, s.batch, s.lda, s.ldb, s.ldc, s.ldd, s.stride_a, s.stride_b, s.stride_c, s.stride_d,
-            epilogues, inputs, type);
+        const hipblasStatus_t status =
+            instance->gemm->setProblem(s.m, s.n, s.k, s.batch, s.lda, s.ldb, s.ldc, s.ldd, s.stride_a,
+                                       s.stride_b, s.stride_c, s.stride_d, epilogues, inputs, type);
         if (status != HIPBLAS_STATUS_SUCCESS) return library_failed("hgg_set_problem: setProblem", status);
         static uint64_t epochs = 0;  // under the library's lock
         instance->epoch = ++epochs;
@@ -184,14 +196,17 @@ hgg_status hgg_template_record(hgg_instance id, void* record, size_t size, int32
     return guarded("hgg_template_record", [&]() -> hgg_status {
         if (!record) return fail(HGG_INVALID_ARGUMENT, -1, "hgg_template_record: record is null");
         if (size != sizeof(Record))
-            return fail(HGG_INVALID_ARGUMENT, -1, "hgg_template_record: size is %zu, wanted %zu", size, sizeof(Record));
+            return fail(HGG_INVALID_ARGUMENT, -1, "hgg_template_record: size is %zu, wanted %zu", size,
+                        sizeof(Record));
         Open instance;
         HGG_CHECK(instance.enter("hgg_template_record", id));
         if (!instance->epoch)
-            return fail(HGG_WRONG_ORDER, -1, "hgg_template_record: no problem is set; call hgg_set_problem first");
+            return fail(HGG_WRONG_ORDER, -1,
+                        "hgg_template_record: no problem is set; call hgg_set_problem first");
         // It needs an algorithm to be chosen: without one it reads a solution by an index that was never set.
         if (!instance->initialized)
-            return fail(HGG_WRONG_ORDER, -1, "hgg_template_record: not initialised; call hgg_initialize first");
+            return fail(HGG_WRONG_ORDER, -1,
+                        "hgg_template_record: not initialised; call hgg_initialize first");
         // It writes one record for every problem.
         std::vector<Record> records(instance->count);
         const std::unique_lock<std::shared_mutex> library(library_mutex());

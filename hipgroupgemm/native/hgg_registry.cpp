@@ -75,7 +75,8 @@ void give_back(Registry& r, uint32_t slot) {
 hgg_status find_slot(Registry& r, const char* call, uint64_t id, Kind kind, uint32_t& slot) {
     const uint32_t low = uint32_t(id), generation = uint32_t(id >> 32);
     slot = low >> 1;
-    if (id == 0) return fail(HGG_INVALID_ID, -1, "%s: the %s is 0, which is never valid", call, kind_name(kind));
+    if (id == 0)
+        return fail(HGG_INVALID_ID, -1, "%s: the %s is 0, which is never valid", call, kind_name(kind));
     if (slot >= r.slots.size() || r.slots[slot].kind != (low & 1) || generation == 0
         || generation > r.slots[slot].generation)
         return fail(HGG_INVALID_ID, -1, "%s: 0x%" PRIx64 " was never handed out", call, id);
@@ -173,8 +174,9 @@ hgg_status claim_workspace(const char* call, int device, uint64_t address, uint6
         if (w.device == device && w.owner != id && address < w.end && w.begin < address + size)
             return fail(HGG_WORKSPACE, -1,
                         "%s: the workspace 0x%" PRIx64 " of %" PRIu64 " bytes overlaps the one that instance "
-                        "0x%" PRIx64 " uses (0x%" PRIx64 ", %" PRIu64 " bytes): two instances in one workspace give "
-                        "wrong results. Give each its own, or hgg_release the other",
+                        "0x%" PRIx64 " uses (0x%" PRIx64 ", %" PRIu64
+                        " bytes): two instances in one workspace give wrong results. Give each its own, or "
+                        "hgg_release the other",
                         call, address, size, w.owner, w.begin, w.end - w.begin);
     r.workspaces.push_back({device, address, address + size, id});
     return HGG_OK;

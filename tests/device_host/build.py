@@ -29,7 +29,17 @@ def compiler() -> str:
 def compile_host(folder: Path, device: Path = DEVICE, options: tuple[str, ...] = ("-O2",)) -> Path:
     """Builds the driver with the kernels of ``device`` into ``folder``; warnings are errors."""
     library = folder / "device_host.so"
-    command = [compiler(), "-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", *options, "-shared", "-fPIC"]
+    command = [
+        compiler(),
+        "-std=c++17",
+        "-Wall",
+        "-Wextra",
+        "-Wpedantic",
+        "-Werror",
+        *options,
+        "-shared",
+        "-fPIC",
+    ]
     command += [f"-I{device}", f"-I{INCLUDE}", str(DRIVER), "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

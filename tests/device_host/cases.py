@@ -1,8 +1,9 @@
 """Random cases for the device kernels, laid out in one arena of bytes.
 
-A case says what a caller of the library means (mode, operands with their strides, group sizes); ``arguments`` maps that to the
-kernels' struct as a backend would, and ``model.py`` works out, from the case alone, what the arena must hold afterwards. Since
-the whole arena is compared, every byte that a kernel should have left alone is a canary.
+A case says what a caller of the library means (mode, operands with their strides, group sizes); ``arguments``
+maps that to the kernels' struct as a backend would, and ``model.py`` works out, from the case alone, what the
+arena must hold afterwards. Since the whole arena is compared, every byte that a kernel should have left alone
+is a canary.
 """
 
 from __future__ import annotations
@@ -128,7 +129,18 @@ def draw_sizes(rng: np.random.Generator, kind: str, extent: int, total: int, off
         sizes[int(rng.integers(total))] = extent
     values = [int(x) for x in np.cumsum(np.array(sizes, object))] if offsets else sizes
     if kind == "wrong" and total:
-        extremes = (-1, -5, -(2**63), 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1, extent + 1, extent + 2)
+        extremes = (
+            -1,
+            -5,
+            -(2**63),
+            2**31 - 1,
+            2**31,
+            2**32 - 1,
+            2**63 - 1,
+            2**64 - 1,
+            extent + 1,
+            extent + 2,
+        )
         for _ in range(int(rng.integers(1, 4))):
             values[int(rng.integers(total))] = pick(rng, extremes)
     return values
@@ -150,15 +162,15 @@ def place_sizes(rng: np.random.Generator, arena: Arena, batches: int, total: int
     return Place(arena.take(extent, 8, shift), (batches, total), strides, dtype)
 
 
-def add_sizes(rng: np.random.Generator, arena: Arena, case: Case) -> None:
-    dtype = np.dtype("<" + pick(rng, INTEGER_TYPES))
+def add_sizes(rng: np.random.Generator, arena: Arena, case: Case, dtype_name: str | None, wanted: str | None) -> None:
+    dtype = np.dtype("<" + (dtype_name or pick(rng, INTEGER_TYPES)))
     case.offsets = bool(rng.integers(2))
     case.sizes = place_sizes(rng, arena, case.batches, case.total, dtype)
     bounds = np.iinfo(dtype)
     view = case.sizes.view(arena.bytes)
     kinds = ("exact", "tail", "past", "zeros", "one", "wrong", "noise")
     for batch in range(case.batches):
-        kind = pick(rng, kinds, (8, 5, 2, 1, 2, 3, 1))
+        kind = wanted or pick(rng, kinds, (8, 5, 2, 1, 2, 3, 1))
         if kind == "noise":
             view[batch] = rng.integers(bounds.min, bounds.max, case.total, dtype=dtype, endpoint=True)
             continue
@@ -190,7 +202,7 @@ def draw_operands(rng: np.random.Generator, case: Case) -> None:
     def stride(most: int = 2**35) -> int:
         return int(rng.integers(0, most)) if rng.random() < 0.9 else 0
 
-    # A batch stride counts only where every batch has records of its own; else it is the template's second stride.
+    # A batch stride counts only where every batch has records of its own; else it is in the template.
     batch = case.batches > 1
     names = ("lhs", "rhs", "out", "c", "bias")
     ops: dict[str, Operand | None] = {name: Operand(address(), 0, 0, stride() if batch else 0) for name in names}
@@ -230,7 +242,7 @@ def add_tiles(rng: np.random.Generator, arena: Arena, case: Case) -> None:
 
 
 def dense_strides(rng: np.random.Generator, shape: tuple[int, ...], size: int, order: list[int]) -> tuple[int, ...]:
-    """Strides of an array without overlaps whose dimensions lie in ``order``, outermost first; some padded."""
+    """Strides of an array without overlaps whose axes lie in ``order``, outermost first; some padded."""
     strides = [0] * len(shape)
     step = size * pick(rng, (1, 2, 3), (8, 1, 1))
     for axis in reversed(order):
@@ -295,22 +307,40 @@ def add_finish(rng: np.random.Generator, arena: Arena, case: Case) -> None:
     fill_numbers(rng, arena, case.c)
 
 
-def draw_case(rng: np.random.Generator, arena: Arena) -> Case:
-    mode = pick(rng, ("non_contracting", "contracting", "batch"), (6, 4, 1))
+def draw_case(
+    rng: np.random.Generator,
+    arena: Arena,
+    count: int | None = None,
+    dtype_name: str | None = None,
+    kind: str | None = None,
+) -> Case:
+    """A random case; ``count`` groups, sizes of a dtype and of one kind (draw_sizes) where they are given."""
+    mode = pick(rng, ("non_contracting", "contracting", "batch"), (6, 4, 1 if count is None else 0))
     kernel = "hgg_fill" if mode == "batch" or rng.random() < 0.6 else "hgg_scan"
     finishes = mode != "batch" and rng.random() < 0.6
     batches = pick(rng, (1, 2, 3, 5), (7, 1, 1, 1)) if mode != "batch" else 1
     groups = 1 if mode == "batch" else pick(rng, (int(rng.integers(0, 20)), int(rng.integers(0, 150)), 0), (6, 3, 1))
     if mode != "batch" and rng.random() < 0.03:
         groups = pick(rng, ODD_COUNTS)
+    groups = groups if count is None else count
     total = groups + (int(rng.integers(0, 40)) if mode != "batch" and rng.random() < 0.4 else 0)
     extent = int(rng.integers(0, 120)) if finishes else pick(rng, (0, 1, 777, 2**20, 2**31 - 1, 2**31 + 5, 2**32 - 1))
     if kernel == "hgg_scan" and not finishes and rng.random() < 0.3:
         extent = 2**40 + 3
-    case = Case(mode, bool(rng.integers(2)), extent, batches, groups, total, kernel, pick(rng, (1, 2, 3, 7, 16, 64)), 0)
+    case = Case(
+        mode,
+        bool(rng.integers(2)),
+        extent,
+        batches,
+        groups,
+        total,
+        kernel,
+        pick(rng, (1, 2, 3, 7, 16, 64)),
+        0,
+    )
     case.order = int(rng.integers(6))
     if mode != "batch":
-        add_sizes(rng, arena, case)
+        add_sizes(rng, arena, case, dtype_name, kind)
         add_group_offset(rng, arena, case)
     shape = (batches, groups)
     wanted = rng.random(3) < 0.8

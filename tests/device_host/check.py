@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,14 +24,14 @@ class Drawn:
     expected: np.ndarray
 
 
-def draw(seed: int, count: int, make: Callable[[np.random.Generator, Arena], Case] = draw_case) -> Drawn:
-    """``count`` random cases; the same seed gives the same cases."""
+def draw(seed: int, count: int, makers: Sequence[Callable[[np.random.Generator, Arena], Case]] = (draw_case,)) -> Drawn:
+    """``count`` random cases, made by the makers in turn; the same seed gives the same cases."""
     rng = np.random.default_rng(seed)
     arena = Arena(rng, ARENA_BYTES)
     cases, starts = [], []
-    for _ in range(count):
+    for number in range(count):
         starts.append(arena.used)
-        cases.append(make(rng, arena))
+        cases.append(makers[number % len(makers)](rng, arena))
     before = arena.bytes[: arena.used + 64]
     expected = before.copy()
     for case in cases:
@@ -40,7 +40,7 @@ def draw(seed: int, count: int, make: Callable[[np.random.Generator, Arena], Cas
 
 
 def launches(drawn: Drawn, arena_address: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Arguments, kernels, grids and orders of all launches of the cases, for an arena at ``arena_address``."""
+    """Arguments, kernels, grids and orders of all launches of the cases, for an arena at an address."""
     rows, kernels, grids, orders = [], [], [], []
     for case in drawn.cases:
         own = arguments(case, arena_address)
@@ -62,7 +62,10 @@ def launches(drawn: Drawn, arena_address: int) -> tuple[np.ndarray, np.ndarray, 
 
 
 def differences(drawn: Drawn, got: np.ndarray, most: int = 5) -> list[str]:
-    """Where the arena ``got`` is not what it must be; empty when all is right. NaN bits in ``got`` may be changed."""
+    """Where the arena ``got`` is not what it must be; empty when all is right.
+
+    NaN bits in ``got`` may be changed.
+    """
     for case in drawn.cases:
         same_nans(case, drawn.expected, got)
     wrong = np.flatnonzero(got != drawn.expected)
@@ -75,8 +78,8 @@ def differences(drawn: Drawn, got: np.ndarray, most: int = 5) -> list[str]:
         seen.add(number)
         case = drawn.cases[max(number, 0)]
         said.append(
-            f"case {number} ({case.mode}, {case.kernel}, {case.batches} x {case.groups} of {case.total} groups, "
-            f"R {case.extent}, order {case.order}): {describe(case, offset)}: got {got[offset]:#04x}, "
-            f"expected {drawn.expected[offset]:#04x}, was {drawn.before[offset]:#04x}"
+            f"case {number} ({case.mode}, {case.kernel}, {case.batches} x {case.groups} of {case.total} "
+            f"groups, R {case.extent}, order {case.order}): {describe(case, offset)}: "
+            f"got {got[offset]:#04x}, expected {drawn.expected[offset]:#04x}, was {drawn.before[offset]:#04x}"
         )
     return said

@@ -1,5 +1,7 @@
-"""NumPy dtypes of the structs in device/arguments.h and include/user_arguments.h, written by hand from the documented
-offsets; the host build's own offsets are compared with them (test_device_layout.py)."""
+"""NumPy dtypes of the structs in device/arguments.h and include/user_arguments.h.
+
+Written by hand from the documented offsets; test_device_layout.py compares the compiler's own with them.
+"""
 
 import numpy as np
 
@@ -7,7 +9,8 @@ RECORD = np.dtype(
     {
         "names": [
             "m", "n", "batch", "k", "d", "c", "a", "b",
-            "stride_d1", "stride_d2", "stride_c1", "stride_c2", "stride_a1", "stride_a2", "stride_b1", "stride_b2",
+            "stride_d1", "stride_d2", "stride_c1", "stride_c2",
+            "stride_a1", "stride_a2", "stride_b1", "stride_b2",
             "alpha", "beta", "scale_a", "scale_b", "scale_c", "scale_d", "scale_alpha_vec", "bias",
             "bias_type", "reserved", "e", "stride_e1", "stride_e2", "act0", "act1", "activation_type",
         ],
@@ -29,7 +32,13 @@ RECORD = np.dtype(
 
 OPERAND = np.dtype([("base", "<u8"), ("row_stride", "<i8"), ("group_stride", "<i8"), ("batch_stride", "<i8")])
 MATRIX = np.dtype(
-    [("base", "<u8"), ("row_stride", "<i8"), ("column_stride", "<i8"), ("group_stride", "<i8"), ("batch_stride", "<i8")]
+    [
+        ("base", "<u8"),
+        ("row_stride", "<i8"),
+        ("column_stride", "<i8"),
+        ("group_stride", "<i8"),
+        ("batch_stride", "<i8"),
+    ]
 )
 FAULT = np.dtype([("kind", "<i4"), ("batch", "<i4"), ("group", "<i8"), ("wanted", "<i8"), ("left", "<i8")])
 TILE = np.dtype([("problem", "<i4"), ("rows", "<i4"), ("first_row", "<i8")])
@@ -46,7 +55,8 @@ ARGUMENTS = np.dtype(
         ("alpha", "V16"), ("beta", "V16"),
         ("d", OPERAND), ("c", OPERAND), ("a", OPERAND), ("b", OPERAND), ("bias", OPERAND),
         ("out", MATRIX), ("c_matrix", MATRIX),
-        ("out_rows", "<i8"), ("out_columns", "<i8"), ("out_batch_count", "<i4"), ("out_type", "<i4"), ("c_type", "<i4"),
+        ("out_rows", "<i8"), ("out_columns", "<i8"),
+        ("out_batch_count", "<i4"), ("out_type", "<i4"), ("c_type", "<i4"),
         ("record", RECORD),
     ]
 )  # fmt: skip

@@ -1,4 +1,7 @@
-"""What the kernels must leave behind, worked out from a case with Python's integers and NumPy: no code is shared with them."""
+"""What the kernels must leave behind, worked out from a case with Python's integers and NumPy.
+
+No code is shared with the kernels.
+"""
 
 from __future__ import annotations
 
@@ -113,9 +116,7 @@ def tile_table(case: Case, scanned: Scan) -> list[tuple[int, int, int]]:
     return [
         (batch * case.groups + group, min(case.block_rows, end - first), first)
         for batch in range(case.batches)
-        for group, (start, end) in enumerate(
-            zip(scanned.starts[batch].tolist(), scanned.ends[batch].tolist(), strict=True)
-        )
+        for group, (start, end) in enumerate(zip(scanned.starts[batch].tolist(), scanned.ends[batch].tolist(), strict=True))
         for first in range(start, end, case.block_rows)
     ]
 

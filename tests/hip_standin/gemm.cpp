@@ -1,8 +1,8 @@
 // hipBLASLt's grouped GEMM kernels, carried out in plain C++ from the records that a launch points at.
 //
-// A kernel is known by its name, e.g. Cijk_Ailk_Bljk_HHS_BH_Bias_HA_S_SAV_UserArgs_MT128x16x32_...: Ailk and Alik say
-// that A is not, or is, transposed, Bljk and Bjlk the same of B; HHS names input, output and compute type; MT is the
-// tile that one work group computes. What a name says that is not known here is refused.
+// A kernel is known by its name, e.g. Cijk_Ailk_Bljk_HHS_BH_Bias_HA_S_SAV_UserArgs_MT128x16x32_...: Ailk and
+// Alik say that A is not, or is, transposed, Bljk and Bjlk the same of B; HHS names input, output and compute
+// type; MT is the tile that one work group computes. What a name says that is not known here is refused.
 #include "standin.hpp"
 
 #include <cctype>
@@ -82,14 +82,24 @@ bool parse(const std::string& name, Kernel& k) {
     char a[8], b[8], types[16];
     if (sscanf(name.c_str(), "Cijk_A%4[a-z]_B%4[a-z]_%15[A-Za-z0-9]_", a, b, types) != 3) return false;
     if ((strcmp(a, "ilk") && strcmp(a, "lik")) || (strcmp(b, "ljk") && strcmp(b, "jlk"))) return false;
-    if (strlen(types) != 3 || types[2] != 'S' || !element_size(types[0]) || !element_size(types[1])) return false;
+    if (strlen(types) != 3 || types[2] != 'S' || !element_size(types[0]) || !element_size(types[1]))
+        return false;
     const size_t tile = name.find("_MT");
     unsigned tile_m = 0, tile_n = 0;
-    if (tile == std::string::npos || sscanf(name.c_str() + tile, "_MT%ux%u", &tile_m, &tile_n) != 2 || !tile_m || !tile_n)
+    if (tile == std::string::npos || sscanf(name.c_str() + tile, "_MT%ux%u", &tile_m, &tile_n) != 2 || !tile_m
+        || !tile_n)
         return false;
     const size_t sk = name.find("_SK");
-    k = {!strcmp(a, "lik"), !strcmp(b, "jlk"), types[0], types[1], tile_m, tile_n, has_token(name, "Bias"),
-         has_token(name, "SAV"), name.find("_HA") != std::string::npos, has_token(name, "UserArgs"),
+    k = {!strcmp(a, "lik"),
+         !strcmp(b, "jlk"),
+         types[0],
+         types[1],
+         tile_m,
+         tile_n,
+         has_token(name, "Bias"),
+         has_token(name, "SAV"),
+         name.find("_HA") != std::string::npos,
+         has_token(name, "UserArgs"),
          sk != std::string::npos && isdigit(name[sk + 3]) && name[sk + 3] != '0'};
     return true;
 }
@@ -112,7 +122,8 @@ struct Record {
 
 Record read_record(const char* p, const Kernel& kernel) {
     const auto matrix = [&](size_t pointer, size_t strides) {
-        return Matrix{read<const char*>(p, pointer), read<uint32_t>(p, strides), read<uint32_t>(p, strides + 4)};
+        return Matrix{read<const char*>(p, pointer), read<uint32_t>(p, strides),
+                      read<uint32_t>(p, strides + 4)};
     };
     Record r = {};
     r.m = read<uint32_t>(p, 0);
@@ -148,8 +159,12 @@ hipError_t multiply(const Kernel& kernel, const Record& r) {
     const size_t m = r.m, n = r.n, k = product ? r.k : 0;
     const char *a = nullptr, *b = nullptr, *c = nullptr, *bias = nullptr;
     if (product) {
-        a = kernel_array(r.a.address, span(r.a, kernel.trans_a ? k : m, kernel.trans_a ? m : k, r.batch, kernel.input), "A");
-        b = kernel_array(r.b.address, span(r.b, kernel.trans_b ? n : k, kernel.trans_b ? k : n, r.batch, kernel.input), "B");
+        a = kernel_array(r.a.address,
+                         span(r.a, kernel.trans_a ? k : m, kernel.trans_a ? m : k, r.batch, kernel.input),
+                         "A");
+        b = kernel_array(r.b.address,
+                         span(r.b, kernel.trans_b ? n : k, kernel.trans_b ? k : n, r.batch, kernel.input),
+                         "B");
         if (!a || !b) return hipErrorIllegalAddress;
     }
     if (r.beta != 0) {  // C is not read otherwise
@@ -173,18 +188,23 @@ hipError_t multiply(const Kernel& kernel, const Record& r) {
     for (uint64_t batch = 0; batch < r.batch; batch++) {
         for (size_t l = 0; l < k; l++)
             for (size_t i = 0; i < m; i++)
-                wide_a[l * m + i] = load(kernel.input, a, (kernel.trans_a ? l + i * r.a.leading : i + l * r.a.leading) + batch * r.a.batch_stride);
+                wide_a[l * m + i] = load(kernel.input, a,
+                                         (kernel.trans_a ? l + i * r.a.leading : i + l * r.a.leading)
+                                             + batch * r.a.batch_stride);
         for (size_t j = 0; j < n; j++) {
             std::fill(sum.begin(), sum.end(), 0.0f);
             for (size_t l = 0; l < k; l++) {
-                const float factor = load(kernel.input, b, (kernel.trans_b ? j + l * r.b.leading : l + j * r.b.leading) + batch * r.b.batch_stride);
+                const float factor = load(kernel.input, b,
+                                          (kernel.trans_b ? j + l * r.b.leading : l + j * r.b.leading)
+                                              + batch * r.b.batch_stride);
                 const float* column = &wide_a[l * m];
                 for (size_t i = 0; i < m; i++) sum[i] += column[i] * factor;
             }
             for (size_t i = 0; i < m; i++) {
                 float value = r.alpha * sum[i];
                 if (scale) value *= scale[i];
-                if (c) value += r.beta * load(kernel.output, c, i + j * r.c.leading + batch * r.c.batch_stride);
+                if (c)
+                    value += r.beta * load(kernel.output, c, i + j * r.c.leading + batch * r.c.batch_stride);
                 if (bias) value += load(bias_type, bias, i);
                 store(kernel.output, d, i + j * r.d.leading + batch * r.d.batch_stride, value);
             }
@@ -194,7 +214,8 @@ hipError_t multiply(const Kernel& kernel, const Record& r) {
 }
 
 void dump(const char* bytes, size_t size) {
-    for (size_t at = 0; at + 4 <= size; at += 4) log(3, "  argument byte %3zu: %08x", at, read<uint32_t>(bytes, at));
+    for (size_t at = 0; at + 4 <= size; at += 4)
+        log(3, "  argument byte %3zu: %08x", at, read<uint32_t>(bytes, at));
 }
 
 }  // namespace
@@ -204,23 +225,30 @@ bool is_gemm(const std::string& name) {
     return parse(name, kernel);
 }
 
-// The kernel's arguments, 40 bytes: 0 u32 count | kind << 30; 4 u32 whose low 14 bits are the split of k; 8 u32; 12 u32
-// work groups; 16 records; 24 synchroniser; 32 workspace. Kind 2 means records of the user.
+// The kernel's arguments, 40 bytes: 0 u32 count | kind << 30; 4 u32 whose low 14 bits are the split of k; 8
+// u32; 12 u32 work groups; 16 records; 24 synchroniser; 32 workspace. Kind 2 means records of the user.
 hipError_t run_gemm(const Launch& launch) {
     Kernel kernel;
-    if (!parse(launch.kernel, kernel)) return refuse(hipErrorNotSupported, "kernel %s", launch.kernel.c_str());
-    if (!kernel.user_arguments || kernel.stream_k) return refuse(hipErrorNotSupported, "kernel of this kind: %s", launch.kernel.c_str());
+    if (!parse(launch.kernel, kernel))
+        return refuse(hipErrorNotSupported, "kernel %s", launch.kernel.c_str());
+    if (!kernel.user_arguments || kernel.stream_k)
+        return refuse(hipErrorNotSupported, "kernel of this kind: %s", launch.kernel.c_str());
     if (!launch.arguments || launch.argument_bytes < 40)
-        return refuse(hipErrorNotSupported, "%zu bytes of arguments for %s", launch.argument_bytes, launch.kernel.c_str());
+        return refuse(hipErrorNotSupported, "%zu bytes of arguments for %s", launch.argument_bytes,
+                      launch.kernel.c_str());
     if (log_level() >= 3) dump(launch.arguments, launch.argument_bytes);
     const uint32_t head = read<uint32_t>(launch.arguments, 0), count = head & 0x3fffffff, kind = head >> 30;
     const uint32_t split = read<uint32_t>(launch.arguments, 4) & 0x3fff;
     const uint64_t groups = read<uint32_t>(launch.arguments, 12);
-    if (kind != 2) return refuse(hipErrorNotSupported, "arguments of kind %u (only device records, 2, are carried out)", kind);
+    if (kind != 2)
+        return refuse(hipErrorNotSupported, "arguments of kind %u (only device records, 2, are carried out)",
+                      kind);
     if (split > 1) return refuse(hipErrorNotSupported, "a split of k into %u", split);
     if (groups != launch.grid[0] || launch.grid[1] != 1 || launch.grid[2] != 1)
-        return refuse(hipErrorNotSupported, "%lu work groups in a grid of %u x %u x %u", groups, launch.grid[0], launch.grid[1], launch.grid[2]);
-    const char* records = kernel_array(read<const char*>(launch.arguments, 16), count * kRecordBytes, "records");
+        return refuse(hipErrorNotSupported, "%lu work groups in a grid of %u x %u x %u", groups,
+                      launch.grid[0], launch.grid[1], launch.grid[2]);
+    const char* records =
+        kernel_array(read<const char*>(launch.arguments, 16), count * kRecordBytes, "records");
     if (!records) return hipErrorIllegalAddress;
     uint64_t tiles = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -229,7 +257,8 @@ hipError_t run_gemm(const Launch& launch) {
         const uint64_t columns = (r.n + uint64_t(kernel.tile_n) - 1) / kernel.tile_n;
         tiles += rows * columns * r.batch;
         if (tiles > groups) {  // a real grid ends there too, and nobody is told
-            log(0, "record %u needs work groups up to %lu, the grid has %lu: its output stays unwritten", i, tiles, groups);
+            log(0, "record %u needs work groups up to %lu, the grid has %lu: its output stays unwritten", i,
+                tiles, groups);
             continue;
         }
         const hipError_t error = multiply(kernel, r);

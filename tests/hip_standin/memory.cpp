@@ -14,10 +14,10 @@ namespace standin {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kAlign = 256;             // what hipMalloc promises
+constexpr size_t kAlign = 256;  // what hipMalloc promises
 constexpr unsigned char kPadding = 0xc5;
-constexpr unsigned char kFresh = 0xff;     // NaN in every floating type, a wild number in every other
-constexpr size_t kFreshLimit = 8u << 20;   // larger allocations stay sparse, and read as zeros
+constexpr unsigned char kFresh = 0xff;    // NaN in every floating type, a wild number in every other
+constexpr size_t kFreshLimit = 8u << 20;  // larger allocations stay sparse, and read as zeros
 
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -49,7 +49,8 @@ Arena& arena() {
             abort();
         }
         const int flags = MAP_SHARED | MAP_NORESERVE;
-        fresh->internal = static_cast<char*>(mmap(nullptr, fresh->size, PROT_READ | PROT_WRITE, flags, file, 0));
+        fresh->internal =
+            static_cast<char*>(mmap(nullptr, fresh->size, PROT_READ | PROT_WRITE, flags, file, 0));
         fresh->program = static_cast<char*>(mmap(nullptr, fresh->size, PROT_NONE, flags, file, 0));
         if (fresh->internal == MAP_FAILED || fresh->program == MAP_FAILED) {
             perror("standin: arena");
@@ -146,12 +147,15 @@ hipError_t release(void* pointer) {
 hipError_t copy(void* to, const void* from, size_t size, hipMemcpyKind kind) {
     if (!size) return hipSuccess;
     if (!to || !from) return hipErrorInvalidValue;
-    const bool wrong = (kind == hipMemcpyHostToDevice && !is_device(to)) || (kind == hipMemcpyDeviceToHost && !is_device(from))
+    const bool wrong = (kind == hipMemcpyHostToDevice && !is_device(to))
+                       || (kind == hipMemcpyDeviceToHost && !is_device(from))
                        || (kind == hipMemcpyDeviceToDevice && (!is_device(to) || !is_device(from)))
                        || (kind == hipMemcpyHostToHost && (is_device(to) || is_device(from)));
     if (wrong || kind < hipMemcpyHostToHost || kind > hipMemcpyDefault) return hipErrorInvalidValue;
     void *x = translate(to, size), *y = translate(from, size);
-    if (!x || !y) return refuse(hipErrorInvalidValue, "copy of %zu bytes from %s to %s", size, describe(from).c_str(), describe(to).c_str());
+    if (!x || !y)
+        return refuse(hipErrorInvalidValue, "copy of %zu bytes from %s to %s", size, describe(from).c_str(),
+                      describe(to).c_str());
     memmove(x, y, size);
     return hipSuccess;
 }
@@ -159,7 +163,8 @@ hipError_t copy(void* to, const void* from, size_t size, hipMemcpyKind kind) {
 hipError_t fill(void* to, const void* pattern, size_t width, size_t count) {
     if (!count) return hipSuccess;
     char* x = is_device(to) ? static_cast<char*>(translate(to, width * count)) : nullptr;
-    if (!x) return refuse(hipErrorInvalidValue, "memset of %zu bytes at %s", width * count, describe(to).c_str());
+    if (!x)
+        return refuse(hipErrorInvalidValue, "memset of %zu bytes at %s", width * count, describe(to).c_str());
     if (width == 1) {
         memset(x, *static_cast<const unsigned char*>(pattern), count);
     } else {
@@ -194,7 +199,8 @@ void* kernel_memory(const void* address, size_t size, const char* what) {
     } else {
         for (auto* blocks : {&a.pinned, &a.registered}) {
             const auto it = holder(*blocks, c);
-            if (it != blocks->end() && size <= size_t(it->first + it->second - c)) found = const_cast<char*>(c);
+            if (it != blocks->end() && size <= size_t(it->first + it->second - c))
+                found = const_cast<char*>(c);
         }
     }
     if (!found) {
@@ -229,7 +235,8 @@ std::string describe(const void* address) {
     if (!is_device(address)) {
         snprintf(text, sizeof text, "%p (not device memory)", address);
     } else if (const auto it = holder(a, c); it != a.live.end()) {
-        snprintf(text, sizeof text, "%p (device, byte %zu of %zu)", address, size_t(c - it->first), it->second.size);
+        snprintf(text, sizeof text, "%p (device, byte %zu of %zu)", address, size_t(c - it->first),
+                 it->second.size);
     } else {
         snprintf(text, sizeof text, "%p (device memory that is not allocated)", address);
     }
@@ -288,7 +295,8 @@ hipError_t hipHostRegister(void* pointer, size_t size, unsigned) {
 
 hipError_t hipHostUnregister(void* pointer) {
     STANDIN_CALL();
-    return done(arena().registered.erase(static_cast<char*>(pointer)) ? hipSuccess : hipErrorHostMemoryNotRegistered);
+    return done(arena().registered.erase(static_cast<char*>(pointer)) ? hipSuccess
+                                                                      : hipErrorHostMemoryNotRegistered);
 }
 
 hipError_t hipHostGetDevicePointer(void** out, void* pointer, unsigned) {
@@ -310,7 +318,8 @@ hipError_t hipMemcpyAsync(void* to, const void* from, size_t size, hipMemcpyKind
     return done(valid_stream(stream) ? copy(to, from, size, kind) : hipErrorInvalidHandle);
 }
 
-hipError_t hipMemcpyWithStream(void* to, const void* from, size_t size, hipMemcpyKind kind, hipStream_t stream) {
+hipError_t hipMemcpyWithStream(void* to, const void* from, size_t size, hipMemcpyKind kind,
+                               hipStream_t stream) {
     return hipMemcpyAsync(to, from, size, kind, stream);
 }
 #if HIP_VERSION_MAJOR >= 7
@@ -349,8 +358,12 @@ hipError_t hipMemsetAsync(void* to, int value, size_t size, hipStream_t stream) 
     return valid_stream(stream) ? hipMemset(to, value, size) : done(hipErrorInvalidHandle);
 }
 
-hipError_t hipMemsetD8(hipDeviceptr_t to, unsigned char value, size_t count) { return hipMemset(to, value, count); }
-hipError_t hipMemsetD8Async(hipDeviceptr_t to, unsigned char value, size_t count, hipStream_t stream) { return hipMemsetAsync(to, value, count, stream); }
+hipError_t hipMemsetD8(hipDeviceptr_t to, unsigned char value, size_t count) {
+    return hipMemset(to, value, count);
+}
+hipError_t hipMemsetD8Async(hipDeviceptr_t to, unsigned char value, size_t count, hipStream_t stream) {
+    return hipMemsetAsync(to, value, count, stream);
+}
 
 hipError_t hipMemsetD32(hipDeviceptr_t to, int value, size_t count) {
     STANDIN_CALL();

@@ -36,7 +36,8 @@ hipError_t add_module(hipModule_t* out, std::string origin) {
 
 // Device code comes as an ELF file or as a bundle of them.
 bool is_code(const char* bytes) {
-    return !memcmp(bytes, "\177ELF", 4) || !memcmp(bytes, "__CLANG_OFFLOAD_BUNDLE__", 24) || !memcmp(bytes, "CCOB", 4);
+    return !memcmp(bytes, "\177ELF", 4) || !memcmp(bytes, "__CLANG_OFFLOAD_BUNDLE__", 24)
+           || !memcmp(bytes, "CCOB", 4);
 }
 
 hipError_t launch(hipFunction_t function, Launch& l, hipStream_t stream, void** extra) {
@@ -52,15 +53,19 @@ hipError_t launch(hipFunction_t function, Launch& l, hipStream_t stream, void** 
     if (extra) {
         const size_t* size = nullptr;
         for (void** e = extra; *e != HIP_LAUNCH_PARAM_END; e += 2) {
-            if (*e == HIP_LAUNCH_PARAM_BUFFER_POINTER) l.arguments = static_cast<const char*>(e[1]);
-            else if (*e == HIP_LAUNCH_PARAM_BUFFER_SIZE) size = static_cast<const size_t*>(e[1]);
-            else return hipErrorInvalidValue;
+            if (*e == HIP_LAUNCH_PARAM_BUFFER_POINTER)
+                l.arguments = static_cast<const char*>(e[1]);
+            else if (*e == HIP_LAUNCH_PARAM_BUFFER_SIZE)
+                size = static_cast<const size_t*>(e[1]);
+            else
+                return hipErrorInvalidValue;
         }
         if (!l.arguments || !size) return hipErrorInvalidValue;
         l.argument_bytes = *size;
     }
-    log(1, "launch %s, grid %u %u %u, block %u %u %u, %zu bytes shared, %zu bytes of arguments", l.kernel.c_str(), l.grid[0],
-        l.grid[1], l.grid[2], l.block[0], l.block[1], l.block[2], l.shared_bytes, l.argument_bytes);
+    log(1, "launch %s, grid %u %u %u, block %u %u %u, %zu bytes shared, %zu bytes of arguments",
+        l.kernel.c_str(), l.grid[0], l.grid[1], l.grid[2], l.block[0], l.block[1], l.block[2], l.shared_bytes,
+        l.argument_bytes);
     if (has_host_build(l.kernel)) return run_host_build(l);
     if (is_gemm(l.kernel)) return run_gemm(l);
     return refuse(hipErrorNotSupported, "kernel %s has no host build here", l.kernel.c_str());
@@ -142,17 +147,19 @@ hipError_t hipFuncGetAttribute(int* value, hipFunction_attribute which, hipFunct
     }
 }
 
-hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                                 unsigned bz, unsigned shared, hipStream_t stream, void** parameters, void** extra) {
+hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                                 unsigned by, unsigned bz, unsigned shared, hipStream_t stream,
+                                 void** parameters, void** extra) {
     STANDIN_CALL();
     Launch l = {"", {gx, gy, gz}, {bx, by, bz}, shared, parameters, nullptr, 0};
     return done(launch(function, l, stream, extra));
 }
 
 // Unlike the call above, this one counts its grid in threads.
-hipError_t hipExtModuleLaunchKernel(hipFunction_t function, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by,
-                                    uint32_t bz, size_t shared, hipStream_t stream, void** parameters, void** extra,
-                                    hipEvent_t start, hipEvent_t stop, uint32_t) {
+hipError_t hipExtModuleLaunchKernel(hipFunction_t function, uint32_t gx, uint32_t gy, uint32_t gz,
+                                    uint32_t bx, uint32_t by, uint32_t bz, size_t shared, hipStream_t stream,
+                                    void** parameters, void** extra, hipEvent_t start, hipEvent_t stop,
+                                    uint32_t) {
     STANDIN_CALL();
     if (!bx || !by || !bz || gx % bx || gy % by || gz % bz) return done(hipErrorInvalidValue);
     if (start) (void)hipEventRecord(start, stream);

@@ -30,8 +30,8 @@ void count_call(const char* name);
 // A call that is not carried out: says so on stderr, and returns the error.
 [[gnu::format(printf, 2, 3)]] hipError_t refuse(hipError_t error, const char* format, ...);
 
-#define STANDIN_CALL()                                                            \
-    const std::lock_guard<std::recursive_mutex> standin_guard(standin::lock());   \
+#define STANDIN_CALL()                                                          \
+    const std::lock_guard<std::recursive_mutex> standin_guard(standin::lock()); \
     standin::count_call(__func__)
 
 bool valid_stream(hipStream_t stream);  // stream.cpp
@@ -69,15 +69,15 @@ public:
 const void* damaged_allocation();
 std::string describe(const void* address);
 
-// ---- launches (module.cpp, kernels.cpp, gemm.cpp)
+// ---- launches (module.cpp, host_kernels.cpp, gemm.cpp)
 
 struct Launch {
     std::string kernel;
     uint32_t grid[3];   // in blocks
     uint32_t block[3];  // in threads
     size_t shared_bytes;
-    void** parameters;       // one pointer an argument, or null
-    const char* arguments;   // packed arguments, or null
+    void** parameters;      // one pointer an argument, or null
+    const char* arguments;  // packed arguments, or null
     size_t argument_bytes;
 };
 

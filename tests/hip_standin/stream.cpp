@@ -26,7 +26,8 @@ std::map<hipEvent_t, Event>& events() {
     return *all;
 }
 
-// Numbers that are used once, so that a handle is known for dead; odd, so that nobody takes them for addresses.
+// Numbers that are used once, so that a handle is known for dead; odd, so that nobody takes them for
+// addresses.
 template <class T>
 T fresh_handle() {
     static uintptr_t next = 0x5ca1ab1e0001;
@@ -129,7 +130,8 @@ hipError_t hipStreamIsCapturing(hipStream_t stream, hipStreamCaptureStatus* stat
     return done(hipSuccess);
 }
 
-hipError_t hipStreamGetCaptureInfo(hipStream_t stream, hipStreamCaptureStatus* status, unsigned long long* id) {
+hipError_t hipStreamGetCaptureInfo(hipStream_t stream, hipStreamCaptureStatus* status,
+                                   unsigned long long* id) {
     STANDIN_CALL();
     STANDIN_STREAM(stream);
     *status = hipStreamCaptureStatusNone;
@@ -137,8 +139,9 @@ hipError_t hipStreamGetCaptureInfo(hipStream_t stream, hipStreamCaptureStatus* s
     return done(hipSuccess);
 }
 
-hipError_t hipStreamGetCaptureInfo_v2(hipStream_t stream, hipStreamCaptureStatus* status, unsigned long long* id,
-                                      hipGraph_t* graph, const hipGraphNode_t** nodes, size_t* count) {
+hipError_t hipStreamGetCaptureInfo_v2(hipStream_t stream, hipStreamCaptureStatus* status,
+                                      unsigned long long* id, hipGraph_t* graph, const hipGraphNode_t** nodes,
+                                      size_t* count) {
     if (graph) *graph = nullptr;
     if (nodes) *nodes = nullptr;
     if (count) *count = 0;
@@ -148,6 +151,31 @@ hipError_t hipStreamGetCaptureInfo_v2(hipStream_t stream, hipStreamCaptureStatus
 hipError_t hipStreamBeginCapture(hipStream_t, hipStreamCaptureMode) {
     STANDIN_CALL();
     return done(refuse(hipErrorNotSupported, "hipStreamBeginCapture: no graphs here"));
+}
+
+hipError_t hipStreamEndCapture(hipStream_t, hipGraph_t*) {
+    STANDIN_CALL();
+    return done(refuse(hipErrorNotSupported, "hipStreamEndCapture: no graphs here"));
+}
+
+hipError_t hipGraphInstantiateWithFlags(hipGraphExec_t*, hipGraph_t, unsigned long long) {
+    STANDIN_CALL();
+    return done(refuse(hipErrorNotSupported, "hipGraphInstantiateWithFlags: no graphs here"));
+}
+
+hipError_t hipGraphLaunch(hipGraphExec_t, hipStream_t) {
+    STANDIN_CALL();
+    return done(refuse(hipErrorNotSupported, "hipGraphLaunch: no graphs here"));
+}
+
+hipError_t hipGraphDestroy(hipGraph_t) {
+    STANDIN_CALL();
+    return done(refuse(hipErrorNotSupported, "hipGraphDestroy: no graphs here"));
+}
+
+hipError_t hipGraphExecDestroy(hipGraphExec_t) {
+    STANDIN_CALL();
+    return done(refuse(hipErrorNotSupported, "hipGraphExecDestroy: no graphs here"));
 }
 
 hipError_t hipThreadExchangeStreamCaptureMode(hipStreamCaptureMode* mode) {

@@ -28,8 +28,10 @@ std::vector<void*>& libraries() {
             const size_t colon = rest.find(':');
             const std::string one = rest.substr(0, colon);
             rest = colon == std::string::npos ? "" : rest.substr(colon + 1);
-            if (void* library = dlopen(one.c_str(), RTLD_NOW | RTLD_LOCAL)) list->push_back(library);
-            else log(0, "STANDIN_KERNELS: %s", dlerror());
+            if (void* library = dlopen(one.c_str(), RTLD_NOW | RTLD_LOCAL))
+                list->push_back(library);
+            else
+                log(0, "STANDIN_KERNELS: %s", dlerror());
         }
         return list;
     }();
@@ -98,14 +100,21 @@ hipError_t run_host_build(const Launch& launch) {
     void* const* arguments = launch.parameters;
     std::vector<char> bytes;
     if (!arguments) {
-        if (!sizes) return refuse(hipErrorNotSupported, "packed arguments for %s, whose host build does not say their sizes", launch.kernel.c_str());
+        if (!sizes)
+            return refuse(hipErrorNotSupported,
+                          "packed arguments for %s, whose host build does not say their sizes",
+                          launch.kernel.c_str());
         bytes.assign(launch.arguments, launch.arguments + launch.argument_bytes);
         size_t at = 0;
         for (uint32_t i = 0; i < sizes[0]; i++) {
-            const size_t size = sizes[1 + i], align = size % 8 == 0 ? 8 : size % 4 == 0 ? 4 : size % 2 == 0 ? 2 : 1;
+            const size_t size = sizes[1 + i], align = size % 8 == 0   ? 8
+                                                      : size % 4 == 0 ? 4
+                                                      : size % 2 == 0 ? 2
+                                                                      : 1;
             at = (at + align - 1) / align * align;
             if (at + size > bytes.size())
-                return refuse(hipErrorNotSupported, "%zu bytes of arguments for %s, wanted at least %zu", bytes.size(), launch.kernel.c_str(), at + size);
+                return refuse(hipErrorNotSupported, "%zu bytes of arguments for %s, wanted at least %zu",
+                              bytes.size(), launch.kernel.c_str(), at + size);
             unpacked.push_back(bytes.data() + at);
             at += size;
         }
