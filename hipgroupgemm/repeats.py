@@ -125,6 +125,12 @@ class Repeat:
         made, view = arrays.empty(shape, np.dtype(dtype), self.like, self._device, self.arguments.stream)
         return made, view.pointer
 
+    def written(self, out: Any) -> Any:
+        """The caller's out, once it has been written: see `arrays.written`."""
+        if self.like.framework == "torch":
+            return arrays.written(out, dataclasses.replace(self.like, owner=out))
+        return out
+
 
 class Repeats(dict[Any, Repeat]):
     """Calls by key; bounded, all are forgotten when there are too many."""

@@ -97,6 +97,16 @@ def test_a_kernel_comes_back_from_disk(tmp_path):
         compiler._build = build
 
 
+def test_extents_of_zero_have_candidates():
+    for machine in MACHINES.values():
+        for m, n, k, g in ((0, 8, 8, 2), (8, 0, 8, 2), (8, 8, 0, 2), (8, 8, 8, 0), (0, 0, 0, 0)):
+            sizes = ArraySpec((g,), "int32")
+            forward = hgg.config_for_ragged_dot(ArraySpec((m, k), "bfloat16"), ArraySpec((g, k, n), "bfloat16"), sizes, BASIC)
+            weights = hgg.config_for_ragged_dot(ArraySpec((m, k), "bfloat16"), ArraySpec((m, n), "bfloat16"), sizes, WGRAD)
+            batch = hgg.config_for_ragged_dot(ArraySpec((g, m, k), "bfloat16"), ArraySpec((g, k, n), "bfloat16"), sizes, BATCH)
+            assert all(candidates.ordered(config.key(), machine) for config in (forward, weights, batch))
+
+
 def test_names_and_indices():
     for architecture, machine in MACHINES.items():
         for mode in RaggedDotMode:

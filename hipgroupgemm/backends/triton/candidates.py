@@ -386,7 +386,7 @@ def _estimate(candidate: Candidate, config: GroupedGemmConfig, machine: Machine)
     steps = math.ceil(max(depth / k.split, 1) / k.bk)
     slots = machine.multiprocessors * k.blocks
     waves = tiles / slots if tiles > 4 * slots else math.ceil(tiles / slots)
-    valid = max(1, min(rows, k.bm))
+    valid = max(min(rows, k.bm), 1)
     math_cost = max(k.bm, 64 if k.kernel == "hopper" else 16) * k.bn * k.bk / (128 * 128 * 64)
     move_cost = (valid * k.bk + k.bn * k.bk) / (256 * 64) * 1.2
     out_cost = valid * k.bn / (128 * 128) * 1.5
