@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,6 +27,26 @@ def settle_threads() -> bool:
     if busy:
         os.environ.update(dict.fromkeys(THREADS, "1"))
     return busy
+
+
+IMPORT = """
+import time
+import numpy, ml_dtypes, cffi
+start = time.process_time()
+import hipgroupgemm
+print((time.process_time() - start) * 1000)
+"""
+
+
+def import_milliseconds(runs: int = 5) -> float:
+    """The least time (CPU, ms) that importing the package took beyond numpy, ml_dtypes and cffi, with its bytecode cached."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    with tempfile.TemporaryDirectory() as cache:
+        environment["PYTHONPYCACHEPREFIX"] = cache
+        done = [
+            subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, env=environment, check=True) for _ in range(runs)
+        ]
+    return min(float(process.stdout) for process in done)
 
 
 def main() -> int:
@@ -68,6 +90,7 @@ def main() -> int:
         console.print("For that reason BLAS was given one thread: see bench/README.md.", style="yellow", soft_wrap=True)
     for ratio in ratios:
         console.print(ratio.describe(), highlight=False, soft_wrap=True)
+    console.print(f"import hipgroupgemm: {import_milliseconds():.0f} ms (wanted at most 30)", highlight=False)
     write_csv(options.out / "ragged_dot.csv", result.rows, result.context)
     context = {**result.record(), "ratios": [ratio.as_dict() for ratio in ratios]}
     write_json(options.out / "ragged_dot.json", result.rows, context)

@@ -50,14 +50,6 @@ for name in %r:
     sys.modules[name] = None  # importing it raises ImportError
 """
 
-TIME = """
-import time
-import numpy, ml_dtypes, cffi
-start = time.process_time()
-import hipgroupgemm
-print((time.process_time() - start) * 1000)
-"""
-
 
 def run(code):
     environment = {**os.environ, "PYTHONPATH": ROOT, "PYTHONWARNINGS": "error"}
@@ -72,16 +64,6 @@ def test_no_framework_is_imported_that_the_caller_has_not():
 
 def test_the_cpu_path_works_where_everything_but_numpy_and_ml_dtypes_is_missing():
     run(BLOCK % (FRAMEWORKS,) + CHECK.replace("%r", "[]"))
-
-
-def test_the_import_takes_little():
-    """30 ms of a core of its own, beyond numpy, ml_dtypes and cffi. The limit is twice that, and the least of several runs counts:
-    a core that is shared with another process, as they are in CI, runs at half its speed or less.
-    """
-    run("import hipgroupgemm")  # compiles it where it was not yet
-    times = sorted(float(run(TIME)) for _ in range(9))
-    print("ms:", [round(time, 1) for time in times])
-    assert times[0] <= 60, f"the fastest of 9 imports took {times[0]:.1f} ms"
 
 
 def test_every_public_name_exists():
