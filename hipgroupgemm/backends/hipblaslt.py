@@ -23,6 +23,8 @@ from hipgroupgemm.runtime.scratch import Scratch, pack_sections
 
 __all__ = ["HipblasltBackend"]
 
+_RANKED = 16  # algorithms asked of hipBLASLt's own ranking
+
 NO_PRODUCT = MatmulAlgorithm(backend="hipblaslt", index=-1, name="no_product", workspace_size=0, deterministic=True)
 """What runs a problem without a product (an extent of 0): the kernels around hipBLASLt's alone."""
 
@@ -112,7 +114,7 @@ class HipblasltBackend:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._algorithms: dict[tuple[GroupedGemmConfig, int], list[MatmulAlgorithm]] = {}
+        self._algorithms: dict[tuple[GroupedGemmConfig, int, bool], list[MatmulAlgorithm]] = {}
 
     def can_handle(self, config: GroupedGemmConfig, device: Device) -> str | None:
         """None when hipBLASLt has at least one algorithm for the config on this device, else the reason why not."""
@@ -140,12 +142,16 @@ class HipblasltBackend:
 
         A split or stream-K algorithm reads its work from the host's sizes, not from device records, so it is not offered.
         """
-        found = [a for a in self._list(config.key(), device) if a.workspace_size <= limits.max_workspace_size]
+        for every in (False, True):
+            found = [a for a in self._list(config.key(), device, every=every) if a.workspace_size <= limits.max_workspace_size]
+            if len(found) >= limits.max_algorithm_count:
+                break
         return found[: limits.max_algorithm_count]
 
-    def _list(self, key: GroupedGemmConfig, device: Device) -> list[MatmulAlgorithm]:
+    def _list(self, key: GroupedGemmConfig, device: Device, *, every: bool = False) -> list[MatmulAlgorithm]:
+        """The ranked algorithms, or behind them all others: checking each of hundreds takes seconds where there are thousands of groups."""
         with self._lock:
-            cached = self._algorithms.get((key, device.index))
+            cached = self._algorithms.get((key, device.index, every))
             if cached is not None:
                 return cached
             terms = terms_of(key)
@@ -154,15 +160,16 @@ class HipblasltBackend:
                 handle = _handles.acquire(device.index, 0)
                 try:
                     with _grouped_gemm(handle, key, terms) as gemm:
-                        ranked = gemm.heuristic(max_count=16)
-                        rest = gemm.all_algorithms()
+                        listed = gemm.heuristic(max_count=_RANKED)
+                        if every or not any(algorithm.verified for algorithm in listed):
+                            listed += gemm.all_algorithms()
                 finally:
                     _handles.release(device.index, 0)
-                best = {algorithm.index: algorithm for algorithm in [*ranked, *rest] if algorithm.verified}
+                best = {algorithm.index: algorithm for algorithm in listed if algorithm.verified}
                 found = [MatmulAlgorithm(self.name, a.index, a.name, a.workspace_size, deterministic=True) for a in best.values()]
             if len(self._algorithms) >= 256:
                 self._algorithms.clear()
-            self._algorithms[key, device.index] = found
+            self._algorithms[key, device.index, every] = found
             return found
 
     def prepare(self, config: GroupedGemmConfig, device: Device, algorithm: MatmulAlgorithm, stream: int) -> Executable:
