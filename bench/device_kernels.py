@@ -142,9 +142,7 @@ def tile_grid(capacity: int) -> int:
     return min(max(1, -(-capacity // 1024)), 32)
 
 
-def time_fill(
-    gpu: CudaBuild, timer: Timer, empty: float, label: str, share: int = 32, threads: int = 256
-) -> list[Row]:
+def time_fill(gpu: CudaBuild, timer: Timer, empty: float, label: str, share: int = 32, threads: int = 256) -> list[Row]:
     rows = []
     for groups in GROUPS:
         keep: list[Any] = []
@@ -249,16 +247,12 @@ def time_all(gpu: CudaBuild, sweep: bool) -> list[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", type=int, default=10_000, help="random cases to check (0: none)")
     parser.add_argument("--processes", type=int, default=1, help="processes that draw the cases")
     parser.add_argument("--no-time", action="store_true", help="only check")
     parser.add_argument("--sweep", action="store_true", help="also time other block sizes and shares")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "bench" / "out", help="folder of device_kernels.csv"
-    )
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out", help="folder of device_kernels.csv")
     options = parser.parse_args()
 
     begun = time.perf_counter()

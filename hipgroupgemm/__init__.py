@@ -1,3 +1,51 @@
-"""Grouped GEMM (ragged dot) for mixture-of-experts layers."""
+"""Grouped GEMM (ragged dot) for mixture-of-experts layers, on AMD Instinct and NVIDIA GPUs and on CPUs.
 
+`ragged_dot` and `ragged_dot_general` are JAX's functions of these names for NumPy, CuPy, torch, JAX and Numba arrays.
+`GroupedMatmulPlan` runs one `GroupedGemmConfig` many times and shows, pins and explains its algorithms.
+"""
+
+from hipgroupgemm.arrays import ArraySpec, as_array
+from hipgroupgemm.backends import backend_names, register_backend, unregister_backend
+from hipgroupgemm.backends.base import MatmulAlgorithm
+from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.dimension_numbers import RaggedDotDimensionNumbers
+from hipgroupgemm.plan import GroupedMatmulPlan
+from hipgroupgemm.ragged_dot import (
+    clear_plan_cache,
+    config_for_ragged_dot,
+    ragged_dot,
+    ragged_dot_general,
+)
+from hipgroupgemm.reference import ragged_dot_reference
+from hipgroupgemm.views import Device
+
+__all__ = [
+    "ArraySpec",
+    "Device",
+    "DeviceArray",
+    "Epilogue",
+    "GroupedGemmConfig",
+    "GroupedMatmulPlan",
+    "MatmulAlgorithm",
+    "RaggedDotDimensionNumbers",
+    "RaggedDotMode",
+    "as_array",
+    "backend_names",
+    "clear_plan_cache",
+    "config_for_ragged_dot",
+    "ragged_dot",
+    "ragged_dot_general",
+    "ragged_dot_reference",
+    "register_backend",
+    "set_allocator",
+    "unregister_backend",
+]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    if name in ("DeviceArray", "set_allocator"):  # loaded on first use: they need a GPU
+        from hipgroupgemm import device_array
+
+        return getattr(device_array, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -70,11 +70,7 @@ def test_ten_thousand_random_configs(host: HostBuild) -> None:
 @pytest.mark.parametrize("dtype_name", INTEGER_TYPES)
 def test_group_counts_for_every_size_type(host: HostBuild, dtype_name: str) -> None:
     kinds = ("exact", "tail", "past", "wrong", "noise")
-    makers = [
-        partial(draw_case, count=count, dtype_name=dtype_name, kind=kind)
-        for count in ODD_COUNTS
-        for kind in kinds
-    ]
+    makers = [partial(draw_case, count=count, dtype_name=dtype_name, kind=kind) for count in ODD_COUNTS for kind in kinds]
     drawn = draw(1000 + L.INTEGERS[dtype_name], len(makers), makers)
     assert differences(drawn, run(host, drawn)) == []
 
@@ -164,9 +160,7 @@ def test_wrong_and_huge_sizes_by_hand(
         ([1, 2**64 - 1, 2], "u8", [(0, 1), (1, 10), (10, 10)], (L.FAULT_OFFSETS, 0, 1, 2**63 - 2, 9)),
     ],
 )
-def test_end_offsets_by_hand(
-    host: HostBuild, offsets: list[int], dtype: str, rows: list[tuple[int, int]], fault: tuple[int, ...]
-) -> None:
+def test_end_offsets_by_hand(host: HostBuild, offsets: list[int], dtype: str, rows: list[tuple[int, int]], fault: tuple[int, ...]) -> None:
     assert scanned(host, offsets, dtype, 10, sizes_kind=L.SIZES_OFFSETS)[:2] == (rows, fault)
 
 
@@ -178,9 +172,7 @@ def test_end_offsets_by_hand(
         (-1, [(0, 2), (2, 5)], (L.FAULT_GROUP_OFFSET, 0, 0, -1, 2), [0, 5]),
     ],
 )
-def test_group_offset_by_hand(
-    host: HostBuild, offset: int, rows: list[tuple[int, int]], fault: tuple[int, ...], cover: list[int]
-) -> None:
+def test_group_offset_by_hand(host: HostBuild, offset: int, rows: list[tuple[int, int]], fault: tuple[int, ...], cover: list[int]) -> None:
     where = {"group_count": 2, "group_offset_value": offset}
     assert scanned(host, [2, 3, 4, 1], "i4", 10, **where) == (rows, fault, cover)
     on_device = np.array([offset], np.int8)
@@ -228,8 +220,6 @@ def test_one_wrong_bit_of_one_record_is_seen(finished: tuple[Drawn, np.ndarray],
 def test_one_wrong_byte_elsewhere_is_seen(finished: tuple[Drawn, np.ndarray], name: str) -> None:
     drawn, right = finished
     got = right.copy()
-    place = next(
-        p for p in (getattr(case, name) for case in drawn.cases) if p is not None and 0 not in p.shape
-    )
+    place = next(p for p in (getattr(case, name) for case in drawn.cases) if p is not None and 0 not in p.shape)
     got[place.offset] ^= 1
     assert f"{name}[0]" in differences(drawn, got)[0]

@@ -54,9 +54,7 @@ def test_offsets_are_those_of_the_documentation(host: HostBuild) -> None:
 def test_headers_are_plain_c(tmp_path: Path) -> None:
     compiler = next(name for name in ("gcc", "clang", "cc") if shutil.which(name))
     source = tmp_path / "plain.c"
-    source.write_text(
-        '#include "arguments.h"\nint main(void) { return (int)sizeof(hgg_arguments) != 648; }\n'
-    )
+    source.write_text('#include "arguments.h"\nint main(void) { return (int)sizeof(hgg_arguments) != 648; }\n')
     command = [
         compiler,
         "-std=c11",

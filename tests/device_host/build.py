@@ -23,9 +23,7 @@ def compiler() -> str:
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and shutil.which(name):
             return name
-    raise RuntimeError(
-        "no C++ compiler: the device kernels' host build needs g++ (Debian: apt-get install g++)"
-    )
+    raise RuntimeError("no C++ compiler: the device kernels' host build needs g++ (Debian: apt-get install g++)")
 
 
 def compile_host(folder: Path, device: Path = DEVICE, options: tuple[str, ...] = ("-O2",)) -> Path:
@@ -58,9 +56,7 @@ class HostBuild:
         self._run.restype = ctypes.c_int
         self._run.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int]
 
-    def run(
-        self, arguments: np.ndarray, kernels: np.ndarray, grids: np.ndarray, orders: np.ndarray | None = None
-    ) -> None:
+    def run(self, arguments: np.ndarray, kernels: np.ndarray, grids: np.ndarray, orders: np.ndarray | None = None) -> None:
         """Runs launch i as kernel ``KERNELS[kernels[i]]`` with ``arguments[i]`` on ``grids[i]`` blocks."""
         count = len(arguments)
         arguments = np.ascontiguousarray(arguments, dtype=ARGUMENTS)
@@ -72,9 +68,7 @@ class HostBuild:
         if done != count:
             raise RuntimeError(f"launch {done} of {count} ({KERNELS[kernels[done]]}) was refused")
 
-    def launch(
-        self, kernel: str, arguments: np.ndarray, grid: int, threads: int = THREADS, order: int = 0
-    ) -> int:
+    def launch(self, kernel: str, arguments: np.ndarray, grid: int, threads: int = THREADS, order: int = 0) -> int:
         """One launch through the entry point that a stand-in runtime uses; its status."""
         blob = np.ascontiguousarray(arguments, dtype=ARGUMENTS)
         call = self.library.hgg_host_launch

@@ -146,9 +146,7 @@ def draw_sizes(rng: np.random.Generator, kind: str, extent: int, total: int, off
     return values
 
 
-def place_sizes(
-    rng: np.random.Generator, arena: Arena, batches: int, total: int, dtype: np.dtype[Any]
-) -> Place:
+def place_sizes(rng: np.random.Generator, arena: Arena, batches: int, total: int, dtype: np.dtype[Any]) -> Place:
     size = dtype.itemsize
     how = pick(rng, ("packed", "spread", "transposed", "same", "shared", "unaligned"), (10, 3, 2, 1, 2, 1))
     step = size * (int(rng.integers(2, 5)) if how == "spread" else 1)
@@ -164,9 +162,7 @@ def place_sizes(
     return Place(arena.take(extent, 8, shift), (batches, total), strides, dtype)
 
 
-def add_sizes(
-    rng: np.random.Generator, arena: Arena, case: Case, dtype_name: str | None, wanted: str | None
-) -> None:
+def add_sizes(rng: np.random.Generator, arena: Arena, case: Case, dtype_name: str | None, wanted: str | None) -> None:
     dtype = np.dtype("<" + (dtype_name or pick(rng, INTEGER_TYPES)))
     case.offsets = bool(rng.integers(2))
     case.sizes = place_sizes(rng, arena, case.batches, case.total, dtype)
@@ -209,9 +205,7 @@ def draw_operands(rng: np.random.Generator, case: Case) -> None:
     # A batch stride counts only where every batch has records of its own; else it is in the template.
     batch = case.batches > 1
     names = ("lhs", "rhs", "out", "c", "bias")
-    ops: dict[str, Operand | None] = {
-        name: Operand(address(), 0, 0, stride() if batch else 0) for name in names
-    }
+    ops: dict[str, Operand | None] = {name: Operand(address(), 0, 0, stride() if batch else 0) for name in names}
     if case.mode != "batch":
         ragged = ("lhs", "rhs") if case.mode == "contracting" else ("lhs", "out", "c")
         per_group = ("out", "c") if case.mode == "contracting" else ("rhs", "bias")
@@ -247,9 +241,7 @@ def add_tiles(rng: np.random.Generator, arena: Arena, case: Case) -> None:
     case.tile_count = arena.place((1,), "<i4", 4)
 
 
-def dense_strides(
-    rng: np.random.Generator, shape: tuple[int, ...], size: int, order: list[int]
-) -> tuple[int, ...]:
+def dense_strides(rng: np.random.Generator, shape: tuple[int, ...], size: int, order: list[int]) -> tuple[int, ...]:
     """Strides of an array without overlaps whose axes lie in ``order``, outermost first; some padded."""
     strides = [0] * len(shape)
     step = size * pick(rng, (1, 2, 3), (8, 1, 1))
@@ -261,9 +253,7 @@ def dense_strides(
     return tuple(strides)
 
 
-def place_matrix(
-    rng: np.random.Generator, arena: Arena, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> Place:
+def place_matrix(rng: np.random.Generator, arena: Arena, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Place:
     order = list(range(len(shape)))
     if rng.random() < 0.3:
         order[-1], order[-2] = order[-2], order[-1]
@@ -297,9 +287,7 @@ def add_finish(rng: np.random.Generator, arena: Arena, case: Case) -> None:
     case.out = place_matrix(rng, arena, shape, FLOAT_TYPES[name])
     case.out.view(arena.bytes)[...] = np.nan
     case.finish_grid = pick(rng, (1, 2, 5, 33))
-    case.finish_beta = pick(
-        rng, (0.0, -0.0, 1.0, 0.5, -1.75, float(rng.standard_normal()), np.inf), (6, 1, 2, 2, 2, 4, 1)
-    )
+    case.finish_beta = pick(rng, (0.0, -0.0, 1.0, 0.5, -1.75, float(rng.standard_normal()), np.inf), (6, 1, 2, 2, 2, 4, 1))
     raw = np.float64(case.finish_beta) if name == "float64" else np.float32(case.finish_beta)
     case.beta = raw.tobytes().ljust(16, b"\xee")
     if case.finish_beta == 0:
@@ -308,10 +296,7 @@ def add_finish(rng: np.random.Generator, arena: Arena, case: Case) -> None:
     if how == "same":
         case.c = case.out
     elif how == "alike":
-        extent = (
-            sum(max(n - 1, 0) * s for n, s in zip(shape, case.out.strides, strict=True))
-            + case.out.dtype.itemsize
-        )
+        extent = sum(max(n - 1, 0) * s for n, s in zip(shape, case.out.strides, strict=True)) + case.out.dtype.itemsize
         case.c = Place(arena.take(extent, 16, case.out.offset % 16), shape, case.out.strides, case.out.dtype)
     else:
         dtype = FLOAT_TYPES[pick(rng, list(FLOAT_TYPES))] if how == "other type" else case.out.dtype
@@ -334,20 +319,12 @@ def draw_case(
     kernel = "hgg_fill" if mode == "batch" or rng.random() < 0.6 else "hgg_scan"
     finishes = mode != "batch" and rng.random() < 0.6
     batches = pick(rng, (1, 2, 3, 5), (7, 1, 1, 1)) if mode != "batch" else 1
-    groups = (
-        1
-        if mode == "batch"
-        else pick(rng, (int(rng.integers(0, 20)), int(rng.integers(0, 150)), 0), (6, 3, 1))
-    )
+    groups = 1 if mode == "batch" else pick(rng, (int(rng.integers(0, 20)), int(rng.integers(0, 150)), 0), (6, 3, 1))
     if mode != "batch" and rng.random() < 0.03:
         groups = pick(rng, ODD_COUNTS)
     groups = groups if count is None else count
     total = groups + (int(rng.integers(0, 40)) if mode != "batch" and rng.random() < 0.4 else 0)
-    extent = (
-        int(rng.integers(0, 120))
-        if finishes
-        else pick(rng, (0, 1, 777, 2**20, 2**31 - 1, 2**31 + 5, 2**32 - 1))
-    )
+    extent = int(rng.integers(0, 120)) if finishes else pick(rng, (0, 1, 777, 2**20, 2**31 - 1, 2**31 + 5, 2**32 - 1))
     if kernel == "hgg_scan" and not finishes and rng.random() < 0.3:
         extent = 2**40 + 3
     case = Case(

@@ -24,9 +24,7 @@ class Drawn:
     expected: np.ndarray
 
 
-def draw(
-    seed: int, count: int, makers: Sequence[Callable[[np.random.Generator, Arena], Case]] = (draw_case,)
-) -> Drawn:
+def draw(seed: int, count: int, makers: Sequence[Callable[[np.random.Generator, Arena], Case]] = (draw_case,)) -> Drawn:
     """``count`` random cases, made by the makers in turn; the same seed gives the same cases."""
     rng = np.random.default_rng(seed)
     arena = Arena(rng, ARENA_BYTES)

@@ -27,9 +27,7 @@ def inlined(path: Path = DEVICE / "kernels.cpp", seen: set[str] | None = None) -
     for line in path.read_text(encoding="utf-8").splitlines():
         found = re.match(r'#include "(.+)"', line)
         if found:
-            inner = next(
-                folder / found[1] for folder in (path.parent, DEVICE, INCLUDE) if (folder / found[1]).exists()
-            )
+            inner = next(folder / found[1] for folder in (path.parent, DEVICE, INCLUDE) if (folder / found[1]).exists())
             lines.append(inlined(inner, seen))
         else:
             lines.append(line)
@@ -39,15 +37,11 @@ def inlined(path: Path = DEVICE / "kernels.cpp", seen: set[str] | None = None) -
 class CudaBuild:
     """NVRTC through CuPy; launches through the driver, so that a launch costs microseconds of host time."""
 
-    def __init__(
-        self, options: tuple[str, ...] = (), source: str | None = None, names: tuple[str, ...] = KERNELS
-    ) -> None:
+    def __init__(self, options: tuple[str, ...] = (), source: str | None = None, names: tuple[str, ...] = KERNELS) -> None:
         import cupy
 
         self.cupy = cupy
-        self.module = cupy.RawModule(
-            code=source or inlined(), options=("-std=c++17", *options), backend="nvrtc"
-        )
+        self.module = cupy.RawModule(code=source or inlined(), options=("-std=c++17", *options), backend="nvrtc")
         self.kernels = {name: self.module.get_function(name) for name in names}
         self.functions = {name: ctypes.c_void_p(kernel.kernel.ptr) for name, kernel in self.kernels.items()}
         self.driver = ctypes.CDLL("libcuda.so.1")
@@ -57,9 +51,7 @@ class CudaBuild:
         """One launch on CuPy's current stream; ``arguments`` None for a kernel without any."""
         stream = self.cupy.cuda.get_current_stream().ptr
         params = None if arguments is None else (ctypes.c_void_p * 1)(arguments.ctypes.data)
-        status = self.driver.cuLaunchKernel(
-            self.functions[name], grid, 1, 1, threads, 1, 1, 0, stream, params, None
-        )
+        status = self.driver.cuLaunchKernel(self.functions[name], grid, 1, 1, threads, 1, 1, 0, stream, params, None)
         if status:
             raise RuntimeError(f"cuLaunchKernel({name}) returned {status}")
 
@@ -67,9 +59,7 @@ class CudaBuild:
         """A copy on the device, 512-byte aligned, with ``.data.ptr``."""
         return self.cupy.asarray(content)
 
-    def run(
-        self, arguments: np.ndarray, kernels: np.ndarray, grids: np.ndarray, orders: np.ndarray | None = None
-    ) -> None:
+    def run(self, arguments: np.ndarray, kernels: np.ndarray, grids: np.ndarray, orders: np.ndarray | None = None) -> None:
         arguments = np.ascontiguousarray(arguments, dtype=ARGUMENTS)
         for i, (kernel, grid) in enumerate(zip(kernels.tolist(), grids.tolist(), strict=True)):
             self.launch(KERNELS[kernel], arguments[i : i + 1], grid)
@@ -100,9 +90,7 @@ class HipBuild:
         self.target = name if isinstance(name, str) else name.decode()
         self.code = self.compile(self.target)
         self.module = self.check(hip.hipModuleLoadData(self.code))
-        self.functions = {
-            name: self.check(hip.hipModuleGetFunction(self.module, name.encode())) for name in KERNELS
-        }
+        self.functions = {name: self.check(hip.hipModuleGetFunction(self.module, name.encode())) for name in KERNELS}
 
     def properties(self) -> Any:
         try:
@@ -137,16 +125,12 @@ class HipBuild:
         self.check(self.hip.hipMemcpy(memory, np.ascontiguousarray(content), content.nbytes, kind))
         return memory, content.nbytes
 
-    def run(
-        self, arguments: np.ndarray, kernels: np.ndarray, grids: np.ndarray, orders: np.ndarray | None = None
-    ) -> None:
+    def run(self, arguments: np.ndarray, kernels: np.ndarray, grids: np.ndarray, orders: np.ndarray | None = None) -> None:
         arguments = np.ascontiguousarray(arguments, dtype=ARGUMENTS)
         for i, (kernel, grid) in enumerate(zip(kernels.tolist(), grids.tolist(), strict=True)):
             by_value = _Arguments.from_buffer_copy(arguments[i : i + 1].tobytes())
             self.check(
-                self.hip.hipModuleLaunchKernel(
-                    self.functions[KERNELS[kernel]], grid, 1, 1, THREADS, 1, 1, 0, None, None, (by_value,)
-                )
+                self.hip.hipModuleLaunchKernel(self.functions[KERNELS[kernel]], grid, 1, 1, THREADS, 1, 1, 0, None, None, (by_value,))
             )
         self.check(self.hip.hipDeviceSynchronize())
 

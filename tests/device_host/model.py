@@ -26,9 +26,7 @@ def saturate(value: int) -> int:
     return min(max(value, -(2**63)), 2**63 - 1)
 
 
-def scan_batch(
-    values: list[int], extent: int, offsets: bool
-) -> tuple[list[int], list[int], tuple[int, ...] | None]:
+def scan_batch(values: list[int], extent: int, offsets: bool) -> tuple[list[int], list[int], tuple[int, ...] | None]:
     """Starts and ends of all groups, and the first fault as (kind, group, wanted, left)."""
     starts, ends, fault, before = [], [], None, 0
     for group, given in enumerate(values):
@@ -77,9 +75,7 @@ def scan(case: Case, arena: np.ndarray) -> Scan:
     return Scan(starts, ends, cover, fault)
 
 
-def addresses(
-    op: Operand | None, otherwise: Any, first: np.ndarray, group: np.ndarray, batch: np.ndarray
-) -> Any:
+def addresses(op: Operand | None, otherwise: Any, first: np.ndarray, group: np.ndarray, batch: np.ndarray) -> Any:
     if op is None:
         return otherwise
     terms = zip((first, group, batch), (op.row_stride, op.group_stride, op.batch_stride), strict=True)
@@ -120,9 +116,7 @@ def tile_table(case: Case, scanned: Scan) -> list[tuple[int, int, int]]:
     return [
         (batch * case.groups + group, min(case.block_rows, end - first), first)
         for batch in range(case.batches)
-        for group, (start, end) in enumerate(
-            zip(scanned.starts[batch].tolist(), scanned.ends[batch].tolist(), strict=True)
-        )
+        for group, (start, end) in enumerate(zip(scanned.starts[batch].tolist(), scanned.ends[batch].tolist(), strict=True))
         for first in range(start, end, case.block_rows)
     ]
 
@@ -190,14 +184,10 @@ def describe(case: Case, offset: int) -> str:
         place = getattr(case, name)
         if place is None or 0 in place.shape:
             continue
-        extent = (
-            sum((n - 1) * s for n, s in zip(place.shape, place.strides, strict=True)) + place.dtype.itemsize
-        )
+        extent = sum((n - 1) * s for n, s in zip(place.shape, place.strides, strict=True)) + place.dtype.itemsize
         if place.offset <= offset < place.offset + extent:
             at = offset - place.offset
             fields = place.dtype.fields or {}
-            inside = [
-                f for f, (t, o, *_) in fields.items() if o <= at % place.dtype.itemsize < o + t.itemsize
-            ]
+            inside = [f for f, (t, o, *_) in fields.items() if o <= at % place.dtype.itemsize < o + t.itemsize]
             return f"{name}[{at // place.dtype.itemsize}]{'.' + inside[0] if inside else ''} (byte {at})"
     return "a byte that belongs to nothing"

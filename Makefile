@@ -1,0 +1,48 @@
+# Everything runs in virtual environments inside the checkout. `make bench` and `make test` set theirs up on first use.
+PYTHON ?= python3
+VENV ?= .venv
+VENV_TORCH ?= .venv-torch
+PIP_FLAGS ?= -q --disable-pip-version-check
+RUN := $(VENV)/bin/python
+
+.PHONY: bench test test-torch check lint clean
+
+# The main job: the six ragged-dot classes of MoE layers, checked, against the padded baselines; tables and plots go to bench/out.
+bench: $(VENV)/.bench
+	$(RUN) bench/run.py
+
+test: $(VENV)/.test
+	$(RUN) -m pytest $(PYTEST_FLAGS)
+
+# torch has an environment of its own: the core tests must pass without it
+test-torch: $(VENV_TORCH)/.test
+	$(VENV_TORCH)/bin/python -m pytest -m torch tests/test_torch.py $(PYTEST_FLAGS)
+
+lint: $(VENV)/.test
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+check: lint test test-torch
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# the extras that fit what this machine has: see tools/extras.py
+$(VENV)/.bench: pyproject.toml setup.py | $(VENV)/bin/python
+	$(RUN) -m pip install $(PIP_FLAGS) -e ".[$$($(RUN) tools/extras.py bench)]"
+	touch $@
+
+$(VENV)/.test: pyproject.toml setup.py | $(VENV)/bin/python
+	$(RUN) -m pip install $(PIP_FLAGS) -e ".[$$($(RUN) tools/extras.py test lint)]"
+	touch $@
+
+$(VENV_TORCH)/.test: pyproject.toml setup.py tests/requirements-torch.txt
+	$(PYTHON) -m venv $(VENV_TORCH)
+	$(VENV_TORCH)/bin/python -m pip install $(PIP_FLAGS) -r tests/requirements-torch.txt -e .
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(VENV_TORCH) build bench/out *.egg-info
+
+include tools/check_hipblaslt.mk

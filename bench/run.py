@@ -1,0 +1,113 @@
+"""What `make bench` runs: all presets' six ragged-dot classes on this machine, checked, beside the baselines; two ratios; plots."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+OUT = Path(__file__).resolve().parent / "out"
+RATIO_SECONDS = 5.0  # for each of them
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+def settle_threads() -> bool:
+    """Gives BLAS one thread where other work keeps the cores busy; true if so. It has to come before NumPy is imported.
+
+    BLAS threads wait for each other at the end of every product. With a core taken away from them the many small products of a ragged
+    dot then cost a turn of the scheduler each, a hundred times what they take, and the benchmark measures that.
+    """
+    if any(name in os.environ for name in THREADS) or not hasattr(os, "getloadavg"):
+        return False
+    busy = os.getloadavg()[0] > (os.cpu_count() or 1) / 2
+    if busy:
+        os.environ.update(dict.fromkeys(THREADS, "1"))
+    return busy
+
+
+IMPORT = """
+import time
+import numpy, ml_dtypes, cffi
+start = time.process_time()
+import hipgroupgemm
+print((time.process_time() - start) * 1000)
+"""
+
+
+def import_milliseconds(runs: int = 5) -> float:
+    """The least time (CPU, ms) that importing the package took beyond numpy, ml_dtypes and cffi, with its bytecode cached."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    with tempfile.TemporaryDirectory() as cache:
+        environment["PYTHONPYCACHEPREFIX"] = cache
+        done = [
+            subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, env=environment, check=True) for _ in range(runs)
+        ]
+    return min(float(process.stdout) for process in done)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=OUT, help="directory of the results (default: bench/out)")
+    parser.add_argument("--model", action="append", help="only this preset (hipgroupgemm list --models); may be repeated")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    one_thread = settle_threads()
+
+    from hipgroupgemm.benchmark.command import Request, measure, plot_note, print_machine, stdout_console
+    from hipgroupgemm.benchmark.labs import NumPyLab
+    from hipgroupgemm.benchmark.plots import plot_floor, plot_speedup
+    from hipgroupgemm.benchmark.ratios import bare_loop_ratio, on_one_thread, padded_ratio
+    from hipgroupgemm.benchmark.table import print_rows, write_csv, write_json
+    from hipgroupgemm.workloads import CLASSES, PRESETS, presets_of
+
+    try:
+        shapes = [preset.shape for name in options.model or PRESETS for preset in presets_of(name)]
+    except ValueError as error:
+        parser.error(str(error))
+    options.out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    request = Request(shapes, list(CLASSES.values()), backends=["reference"], seed=options.seed, device="cpu")
+    result = measure(request)
+    ratios = []
+    if not result.interrupted:
+        try:
+            lab = NumPyLab()
+            for measure_ratio in (bare_loop_ratio, padded_ratio):
+                ratios.append(measure_ratio(lab, RATIO_SECONDS, options.seed))
+            if not one_thread:
+                ratios += on_one_thread(RATIO_SECONDS, options.seed)
+        except KeyboardInterrupt:
+            result.interrupted = True
+
+    console = stdout_console()
+    print_rows(console, result.rows)
+    print_machine(console, result)
+    if one_thread:
+        console.print("For that reason BLAS was given one thread: see bench/README.md.", style="yellow", soft_wrap=True)
+    for ratio in ratios:
+        console.print(ratio.describe(), highlight=False, soft_wrap=True)
+    console.print(f"import hipgroupgemm: {import_milliseconds():.0f} ms (wanted at most 30)", highlight=False)
+    write_csv(options.out / "ragged_dot.csv", result.rows, result.context)
+    context = {**result.record(), "ratios": [ratio.as_dict() for ratio in ratios]}
+    write_json(options.out / "ragged_dot.json", result.rows, context)
+    if any(row.speedup is not None for row in result.rows):
+        for suffix in (".png", ".svg"):
+            plot_speedup(result.rows, options.out / f"speedup{suffix}", plot_note(result))
+            plot_floor(result.rows, options.out / f"floor{suffix}", plot_note(result))
+    faults = [fault for ratio in ratios for fault in ratio.faults]
+    for fault in faults:
+        console.print(fault, style="bold red", markup=False)
+    checked = sum(row.status == "ok" for row in result.rows)
+    seconds = time.monotonic() - started
+    console.print(
+        f"{checked} of {len(result.rows)} rows checked and right, {seconds:.0f} s; results and plots are in {options.out}", soft_wrap=True
+    )
+    return 1 if faults else result.exit_code(request.backends)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

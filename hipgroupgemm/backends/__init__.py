@@ -1,0 +1,146 @@
+"""The registry of backends: who can run a config on a device, and in which order they are asked."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterable
+
+from hipgroupgemm.backends.base import Backend
+from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.views import Device
+
+__all__ = [
+    "StoredWinner",
+    "backend_names",
+    "get_backend",
+    "register_backend",
+    "registry_version",
+    "select_backend",
+    "unregister_backend",
+]
+
+StoredWinner = Callable[[GroupedGemmConfig, Device], "str | None"]
+"""Looks up the backend that tuning has found best for a key on a device; None where nothing is stored."""
+
+_BUILTIN: dict[str, tuple[str, tuple[str, ...]]] = {
+    # name: (module:class, the kinds of device it is asked for), in the order in which they are asked
+    "hipblaslt": ("hipgroupgemm.backends.hipblaslt:HipblasltBackend", ("rocm",)),
+    "triton": ("hipgroupgemm.backends.triton:TritonBackend", ("rocm", "cuda")),
+    "reference": ("hipgroupgemm.backends.reference:ReferenceBackend", ("cpu",)),
+}
+
+_DEVICE_KINDS = ("cpu", "cuda", "rocm")
+_lock = threading.RLock()
+_kinds: dict[str, tuple[str, ...]] = {name: kinds for name, (_, kinds) in _BUILTIN.items()}  # replaced, never changed: read without a lock
+_loaded: dict[str, Backend] = {}
+_changes = 0
+
+
+def register_backend(backend: Backend, kinds: Iterable[str], *, first: bool = False) -> None:
+    """Adds a backend, asked for devices of the given kinds ("cpu", "cuda", "rocm") after the others, or before them.
+
+    Raises:
+        TypeError: no instance of a backend, a name that is no string, or kinds that are no sequence of names.
+        ValueError: an unknown kind of device, or a backend of that name is there already.
+    """
+    global _changes, _kinds
+    if isinstance(backend, type) or not callable(getattr(backend, "can_handle", None)):
+        raise TypeError(f"backend={backend!r}: wanted an instance of a backend, with can_handle, algorithms and prepare")
+    if not isinstance(getattr(backend, "name", None), str) or not backend.name:
+        raise TypeError(f"backend={backend!r}: wanted a name that is a string, got {getattr(backend, 'name', None)!r}")
+    if isinstance(kinds, str):
+        raise TypeError(f"kinds={kinds!r}: wanted a sequence of kinds, such as ({kinds!r},)")
+    kinds = tuple(kinds)
+    for kind in kinds:
+        if kind not in _DEVICE_KINDS:
+            raise ValueError(f"kinds={kinds!r}: {kind!r} is no kind of device; wanted some of {', '.join(_DEVICE_KINDS)}")
+    with _lock:
+        if backend.name in _kinds:
+            raise ValueError(f"backend {backend.name!r} is registered already; unregister it first")
+        entry = {backend.name: kinds}
+        _loaded[backend.name] = backend
+        _kinds = {**entry, **_kinds} if first else {**_kinds, **entry}
+        _changes += 1
+
+
+def unregister_backend(name: str) -> None:
+    """Removes a backend that `register_backend` added; raises ValueError for any other name."""
+    global _changes, _kinds
+    with _lock:
+        if name in _BUILTIN or name not in _kinds:
+            raise ValueError(f"backend {name!r} was not added by register_backend")
+        _kinds = {other: kinds for other, kinds in _kinds.items() if other != name}
+        del _loaded[name]
+        _changes += 1
+
+
+def registry_version() -> int:
+    """Changes whenever a backend comes or goes: what was selected before may be selected otherwise now."""
+    return _changes
+
+
+def backend_names() -> tuple[str, ...]:
+    """All backends by name, in the order in which they are asked."""
+    return tuple(_kinds)
+
+
+def get_backend(name: str) -> Backend:
+    """The backend of that name, loaded on first use. Raises ValueError for a name that no backend has."""
+    with _lock:
+        if name not in _kinds:
+            raise ValueError(f"backend={name!r}: no such backend; there are {', '.join(_kinds)}")
+        if name not in _loaded:
+            module, _, cls = _BUILTIN[name][0].partition(":")
+            _loaded[name] = getattr(importlib.import_module(module), cls)()
+        return _loaded[name]
+
+
+def select_backend(config: GroupedGemmConfig, device: Device, name: str | None = None, stored: StoredWinner | None = None) -> Backend:
+    """The backend that runs `config` on `device`.
+
+    A named one runs it or refuses. Otherwise the stored winner is taken, if it is there and can; else the first that can.
+
+    Raises:
+        ValueError: no backend has that name.
+        NotImplementedError: refused; the text carries every reason.
+    """
+    if name is not None:
+        backend = get_backend(name)
+        reason = backend.can_handle(config, device)
+        if reason is not None:
+            raise NotImplementedError(f"backend {name!r} refuses: {reason}")
+        return backend
+    winner = stored(config.key(), device) if stored is not None else None
+    if winner in _kinds:
+        backend = get_backend(str(winner))
+        if backend.can_handle(config, device) is None:
+            return backend
+    found, refusals = _first_that_can(config, device)
+    if found is None:
+        raise NotImplementedError(f"no backend runs this grouped GEMM on {device}: " + "; ".join(refusals))
+    return found
+
+
+def passed_over(config: GroupedGemmConfig, device: Device, name: str) -> list[str]:
+    """Why the backends that are asked ahead of `name` for this kind of device do not run `config`: "<backend>: <reason>" each."""
+    found, refusals = _first_that_can(config, device, only_kind=True)
+    return refusals if found is not None and found.name == name else []
+
+
+def _first_that_can(config: GroupedGemmConfig, device: Device, *, only_kind: bool = False) -> tuple[Backend | None, list[str]]:
+    """The first backend that can run a config, and the refusals of those asked before it."""
+    refusals: list[str] = []
+    for candidate, kinds in _kinds.items():
+        if device.kind in kinds:
+            try:
+                backend = get_backend(candidate)
+            except ValueError:  # another thread has just unregistered it
+                continue
+            reason = backend.can_handle(config, device)
+            if reason is None:
+                return backend, refusals
+            refusals.append(f"{candidate}: {reason}")
+        elif not only_kind:
+            refusals.append(f"{candidate}: serves {' and '.join(kinds)}, the operands are on {device}")
+    return None, refusals

@@ -1,0 +1,136 @@
+"""What a backend is, and what passes between a plan and its backend."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import sys
+from typing import Any, Protocol
+
+from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.groups import GroupFault
+from hipgroupgemm.views import ArrayView, Device
+
+__all__ = ["AlgorithmLimits", "Arguments", "Backend", "Device", "Executable", "MatmulAlgorithm"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MatmulAlgorithm:
+    """One way to compute a grouped GEMM.
+
+    Attributes:
+        backend: the backend's name.
+        index: the backend's own number for it. Two processes may number the same kernels differently, so a pinned algorithm is
+            found again by name and index together.
+        name: the backend's name for the kernel or the setting.
+        workspace_size: bytes of device memory that it needs beside the operands.
+        deterministic: whether two runs on equal inputs give equal bits.
+        time: median device time in milliseconds, once it was timed.
+        verdict: "ok" or what was wrong, once it was checked.
+    """
+
+    backend: str
+    index: int
+    name: str
+    workspace_size: int
+    deterministic: bool
+    time: float | None = dataclasses.field(default=None, compare=False)
+    verdict: str | None = dataclasses.field(default=None, compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmLimits:
+    """How many algorithms are wanted at the most, and how many bytes of workspace one may need."""
+
+    max_algorithm_count: int = sys.maxsize
+    max_workspace_size: int = sys.maxsize
+
+
+@dataclasses.dataclass(slots=True)
+class Arguments:
+    """One call of a plan: the config of exactly this problem (its true ragged extent, strides, alpha, beta) and where its operands lie.
+
+    Attributes:
+        config: the problem; its key at the plan's capacity is the plan's key.
+        lhs, rhs, out, c, bias: addresses of first elements; c is 0 when beta is 0, bias is 0 when there is none.
+        group_sizes: the sizes, or the end offsets where `ends` is true; on the device or, already validated, on the host. Its shape is
+            (group_total,), or (batch, group_total) where the config's sizes_per_batch is true, with any strides, 0 included.
+        ends: whether `group_sizes` holds end offsets.
+        group_offset: the first group computed, a host int or a one-element integer view on the device.
+        tail: "zero" or "undefined".
+        check: "none" or "sync".
+        stream: device handle of the stream.
+        workspace: the caller's own workspace, or None.
+    """
+
+    config: GroupedGemmConfig
+    lhs: int
+    rhs: int
+    out: int
+    c: int
+    bias: int
+    group_sizes: ArrayView
+    ends: bool
+    group_offset: int | ArrayView
+    tail: str
+    check: str
+    stream: int
+    workspace: ArrayView | None = None
+
+    def host_group_offset(self) -> int:
+        """The group offset where it is known on the host; raises RuntimeError where it lies on a device."""
+        if isinstance(self.group_offset, int):
+            return self.group_offset
+        raise RuntimeError("group_offset: lies on a device, but this backend reads it on the host")
+
+
+class Executable(abc.ABC):
+    """A prepared algorithm for one plan and one stream. Its scratch belongs to that pair alone."""
+
+    @abc.abstractmethod
+    def execute(self, arguments: Arguments) -> None:
+        """Launches the grouped GEMM on the stream and returns; reads nothing back from a device."""
+
+    @abc.abstractmethod
+    def explain(self) -> str:
+        """What runs, and why that: one line or more for a person."""
+
+    def prepare(self) -> None:  # noqa: B027 - most have nothing more to prepare
+        """Makes ready what the first execute, and one graph capture, would otherwise have to make."""
+
+    def check(self) -> GroupFault | None:
+        """Waits for the stream, returns the first fault since the last check, and clears it. Host sizes never leave one."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to free
+        """Frees what it holds, in the stream's order."""
+
+
+class Backend(Protocol):
+    """A way to run configs. A backend is one module with one such class, and never imports the plan."""
+
+    name: str
+
+    def can_handle(self, config: GroupedGemmConfig, device: Device) -> str | None:
+        """None when it can run the config on the device, else the reason why not, to be read after "<name>: "."""
+
+    def algorithms(self, config: GroupedGemmConfig, device: Device, limits: AlgorithmLimits) -> list[MatmulAlgorithm]:
+        """The algorithms that can run the config within the limits, the best guess first."""
+
+    def prepare(self, config: GroupedGemmConfig, device: Device, algorithm: MatmulAlgorithm, stream: int) -> Executable:
+        """Compiles, loads and allocates what `algorithm` needs to run `config` on `stream`."""
+
+
+def as_limits(max_algorithm_count: Any, max_workspace_size: Any) -> AlgorithmLimits:
+    """Limits from a caller's arguments, None meaning no limit; raises TypeError or ValueError for anything but natural numbers."""
+    values = []
+    for name, value in (("max_algorithm_count", max_algorithm_count), ("max_workspace_size", max_workspace_size)):
+        if value is None:
+            values.append(sys.maxsize)
+            continue
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{name}={value!r}: must be an int or None")
+        if value.__index__() < 0:
+            raise ValueError(f"{name}={value}: must not be negative")
+        values.append(int(value.__index__()))
+    return AlgorithmLimits(*values)

@@ -1,0 +1,313 @@
+"""The reference backend: NumPy on the CPU, and the judge of all the others.
+
+One BLAS product a group, no padding, no loop over rows. 16- and 8-bit operands are widened group by group and accumulated in
+float32, the result is rounded once. `compute` is the operation itself on NumPy views; `ReferenceBackend` serves plans with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Device, Executable, MatmulAlgorithm
+from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.dtypes import DTYPES
+from hipgroupgemm.groups import GroupBounds, scan, select_groups
+
+__all__ = ["ReferenceBackend", "compute", "numpy_view"]
+
+Array = np.ndarray[Any, Any]
+
+
+def numpy_view(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """A NumPy array over host memory that somebody else keeps alive; strides in bytes, none negative.
+
+    Works for every dtype (NumPy's own DLPack import takes neither bf16 nor fp8). An array of no elements has memory of its own.
+    """
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    reach = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + dtype.itemsize
+    memory: Any = (ctypes.c_char * reach).from_address(pointer)
+    view: Array = np.ndarray(shape, dtype, memory, 0, strides)
+    return view
+
+
+def widen(values: Array, dtype: np.dtype[Any]) -> Array:
+    """`values` in the accumulation dtype; values that have it already are not copied."""
+    if values.dtype == dtype:
+        return values
+    if values.dtype == DTYPES["bfloat16"] and dtype == np.float32:
+        # bf16 is float32's upper half: shifting it up is exact, and several times faster than converting
+        shifted: Array = values.view(np.uint16).astype(np.uint32) << np.uint32(16)
+        return shifted.view(np.float32)
+    wide: Array = values.astype(dtype)
+    return wide
+
+
+class _Epilogue:
+    """Writes alpha * P + beta * c + bias into slices of out, rounding once."""
+
+    def __init__(self, alpha: float, beta: float, accumulate: np.dtype[Any]) -> None:
+        self.alpha, self.beta, self.accumulate = alpha, beta, accumulate
+
+    def stores_product_itself(self, a: Array, b: Array, out: Array, bias: Array | None) -> bool:
+        """Whether P = a b goes into matrices of out unchanged, so that BLAS may write it there, from operands that need no widening."""
+        return a.dtype == b.dtype == out.dtype == self.accumulate and self.alpha == 1 and self.beta == 0 and bias is None
+
+    def store(self, out: Array, product: Array | None, c: Array | None, bias: Array | None = None) -> None:
+        """`product` is 2-D or None for zero; out and c are slices of the same shape with as many elements."""
+        value: Any = None
+        if product is not None and self.alpha != 0:
+            value = product.reshape(out.shape)
+            if self.alpha != 1:
+                value = value * self.accumulate.type(self.alpha)
+        if self.beta != 0 and c is not None:
+            scaled = widen(c, self.accumulate) * self.accumulate.type(self.beta)
+            value = scaled if value is None else value + scaled
+        if bias is not None:
+            row = widen(bias, self.accumulate).reshape(out.shape[1:])
+            value = np.broadcast_to(row, out.shape) if value is None else value + row
+        out[...] = 0 if value is None else _narrow(value, out.dtype)
+
+
+def _narrow(value: Any, dtype: np.dtype[Any]) -> Any:
+    """`value`, ready to be rounded to `dtype` once: ml_dtypes rounds float64 to its types by way of float32, which would round twice.
+
+    float64 is rounded to float32 *to odd* instead (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms
+    using rounding to odd"): truncated, with the last bit set where something was lost. Rounding that again gives the right result.
+    """
+    if value.dtype != np.float64 or dtype.isbuiltin == 1:
+        return value
+    nearest = value.astype(np.float32)
+    inexact = np.isfinite(value) & (nearest != value)
+    truncated = np.where(np.abs(nearest) > np.abs(value), np.nextafter(nearest, np.float32(0)), nearest)
+    odd = (truncated.view(np.uint32) | np.uint32(1)).view(np.float32)
+    return np.where(inexact, odd, nearest)
+
+
+def compute(
+    mode: RaggedDotMode,
+    lhs: Array,
+    rhs: Array,
+    out: Array,
+    bounds: GroupBounds | None,
+    *,
+    batch_ndim: int,
+    summed_ndim: int = 0,
+    c: Array | None = None,
+    bias: Array | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    zero_tail: bool = True,
+    accumulate: np.dtype[Any],
+) -> None:
+    """The ragged dot on host arrays, written into out.
+
+    Args:
+        mode: which dimension is ragged.
+        lhs: (*batch, *summed, m, k); `summed` only in CONTRACTING.
+        rhs: NON_CONTRACTING (g, *batch, k, n); else (*batch, *summed, k, n).
+        out: NON_CONTRACTING and BATCH (*batch, *rows, *columns), CONTRACTING (g, *batch, *rows, *columns); *rows make m and
+            *columns make n; in NON_CONTRACTING rows is one axis.
+        bounds: (*batch, *summed, g), in units of lhs's ragged axis; None in BATCH.
+        batch_ndim, summed_ndim: how many axes `batch` and `summed` are.
+        c: like out, or None. bias: (g, n) or None.
+        alpha, beta: real. alpha = 0 drops P, beta = 0 drops c, neither is read then, as in BLAS.
+        zero_tail: whether rows that no group covers are written (beta * c).
+        accumulate: the dtype that products are accumulated in.
+    """
+    epilogue = _Epilogue(alpha, beta, accumulate)
+    with np.errstate(all="ignore"):  # NaN, Inf and overflow are values here, not news
+        if mode is RaggedDotMode.NON_CONTRACTING:
+            _non_contracting(lhs, rhs, out, _required(bounds), batch_ndim, c, bias, epilogue, zero_tail)
+        elif mode is RaggedDotMode.CONTRACTING:
+            _contracting(lhs, rhs, out, _required(bounds), batch_ndim, summed_ndim, c, epilogue)
+        else:
+            for at in np.ndindex(out.shape[:batch_ndim]):
+                whole = (*at, ...)  # stays an array where nothing is left but one element
+                _product_into(out[whole], lhs[at], rhs[at], None if c is None else c[whole], None, epilogue)
+
+
+def _required(bounds: GroupBounds | None) -> GroupBounds:
+    if bounds is None:
+        raise TypeError("bounds: got None, wanted the groups' starts and ends; only BATCH goes without")
+    return bounds
+
+
+def _product_into(out: Array, a: Array, b: Array, c: Array | None, bias: Array | None, epilogue: _Epilogue) -> None:
+    is_matrix = out.shape == (a.shape[0], b.shape[1])  # two axes alone may both be rows, or both columns
+    if is_matrix and epilogue.stores_product_itself(a, b, out, bias):
+        np.matmul(a, b, out=out)
+    else:
+        product = None if epilogue.alpha == 0 else np.matmul(widen(a, epilogue.accumulate), widen(b, epilogue.accumulate))
+        epilogue.store(out, product, c, bias)
+
+
+def _non_contracting(
+    lhs: Array,
+    rhs: Array,
+    out: Array,
+    bounds: GroupBounds,
+    batch_ndim: int,
+    c: Array | None,
+    bias: Array | None,
+    epilogue: _Epilogue,
+    zero_tail: bool,
+) -> None:
+    batch_shape, groups = out.shape[:batch_ndim], rhs.shape[0]
+    starts = np.broadcast_to(bounds.starts, (*batch_shape, groups))
+    ends = np.broadcast_to(bounds.ends, (*batch_shape, groups))
+    is_matrix = out.shape[batch_ndim + 1 :] == rhs.shape[-1:]
+    direct = is_matrix and epilogue.stores_product_itself(lhs, rhs, out, bias)
+    matmul = np.matmul
+    for at in np.ndindex(batch_shape):
+        a, d, c_at = lhs[at], out[at], None if c is None else c[at]
+        every = (slice(None), *at)
+        weights = rhs[every]
+        first, last = starts[at].tolist(), ends[at].tolist()
+        if direct:  # nothing a group but the product itself: small groups feel every microsecond
+            for start, end, b in zip(first, last, weights, strict=True):
+                if start < end:
+                    matmul(a[start:end], b, out=d[start:end])
+        else:
+            for group, (start, end) in enumerate(zip(first, last, strict=True)):
+                if start < end:
+                    rows = slice(start, end)
+                    c_rows, bias_row = None if c_at is None else c_at[rows], None if bias is None else bias[group]
+                    _product_into(d[rows], a[rows], weights[group], c_rows, bias_row, epilogue)
+        if zero_tail:
+            for rows in (slice(0, first[0]), slice(last[-1], None)) if groups else (slice(0, None),):
+                if d[rows].size:
+                    epilogue.store(d[rows], None, None if c_at is None else c_at[rows])
+
+
+def _contracting(
+    lhs: Array,
+    rhs: Array,
+    out: Array,
+    bounds: GroupBounds,
+    batch_ndim: int,
+    summed_ndim: int,
+    c: Array | None,
+    epilogue: _Epilogue,
+) -> None:
+    groups, batch_shape = out.shape[0], out.shape[1 : 1 + batch_ndim]
+    summed_shape = lhs.shape[batch_ndim : batch_ndim + summed_ndim]
+    starts = np.broadcast_to(bounds.starts, (*batch_shape, *summed_shape, groups))
+    ends = np.broadcast_to(bounds.ends, (*batch_shape, *summed_shape, groups))
+    is_matrix = out.shape[1 + batch_ndim :] == (lhs.shape[-2], rhs.shape[-1])
+    direct = is_matrix and not summed_ndim and epilogue.stores_product_itself(lhs, rhs, out, None)
+    matmul = np.matmul
+    for at in np.ndindex(batch_shape):
+        every = (slice(None), *at)
+        slabs, c_slabs = out[every], None if c is None else c[every]
+        if direct:
+            a, b = lhs[at], rhs[at]
+            for start, end, slab in zip(starts[at].tolist(), ends[at].tolist(), slabs, strict=True):
+                if start < end:
+                    matmul(a[:, start:end], b[start:end], out=slab)
+                else:
+                    slab[...] = 0
+            continue
+        for group in range(groups):
+            total: Array | None = None
+            for inner in np.ndindex(summed_shape):
+                index, bound = (*at, *inner), (*at, *inner, group)
+                rows = slice(int(starts[bound]), int(ends[bound]))
+                if rows.start >= rows.stop or epilogue.alpha == 0:
+                    continue
+                product = matmul(widen(lhs[index][:, rows], epilogue.accumulate), widen(rhs[index][rows], epilogue.accumulate))
+                total = product if total is None else total + product
+            slab = (group, ...)  # stays an array where nothing is left but one element
+            epilogue.store(slabs[slab], total, None if c_slabs is None else c_slabs[slab])
+
+
+ALGORITHM = MatmulAlgorithm(backend="reference", index=0, name="numpy_matmul_a_group", workspace_size=0, deterministic=True)
+
+
+class ReferenceBackend:
+    """NumPy on the CPU. It serves every config; its one algorithm is one BLAS product a group."""
+
+    name = "reference"
+
+    def can_handle(self, config: GroupedGemmConfig, device: Device) -> str | None:
+        """None for a CPU, else why not."""
+        del config
+        if device.kind != "cpu":
+            return f"it computes on the CPU, the operands are on {device}"
+        return None
+
+    def algorithms(self, config: GroupedGemmConfig, device: Device, limits: AlgorithmLimits) -> list[MatmulAlgorithm]:
+        """The one algorithm there is; it needs no workspace."""
+        del config, device
+        return [ALGORITHM][: limits.max_algorithm_count]
+
+    def prepare(self, config: GroupedGemmConfig, device: Device, algorithm: MatmulAlgorithm, stream: int) -> Executable:
+        """Nothing to prepare: a fresh executable."""
+        del device, stream
+        return _ReferenceExecutable(config, algorithm)
+
+
+class _ReferenceExecutable(Executable):
+    def __init__(self, config: GroupedGemmConfig, algorithm: MatmulAlgorithm) -> None:
+        self.config, self.algorithm = config, algorithm
+
+    def execute(self, arguments: Arguments) -> None:
+        run_config(arguments.config, arguments)
+
+    def explain(self) -> str:
+        kind = self.config.compute_type.replace("tf32", "float32 (more exact than the tf32 asked for)")
+        c = self.config
+        text = f"one NumPy product a group, accumulated in {kind}"
+        widened = [name for name, held in (("lhs", c.type_a), ("rhs", c.type_b)) if held != c.compute_type.replace("tf32", "float32")]
+        if widened:
+            text += f"; {' and '.join(widened)} widened to it a group at a time"
+        copied = [
+            name
+            for name, stride, extent in (("lhs", c.lhs_inner_stride, c.m * c.k), ("rhs", c.rhs_inner_stride, c.k * c.n))
+            if stride != 1 and extent > 1
+        ]
+        if copied:
+            text += f"; NumPy copies {' and '.join(copied)} a group at a time, no stride being 1: a contiguous copy may be faster"
+        return text
+
+
+def run_config(config: GroupedGemmConfig, arguments: Arguments) -> None:
+    """Runs a config on host pointers: every view is made from the config's extents and strides alone, as on a device."""
+    mode, batch, groups = config.ragged_mode, config.batch_count, config.group_count
+    lead = (groups,) if mode is RaggedDotMode.CONTRACTING else ()
+    grouped = (groups,) if mode is RaggedDotMode.NON_CONTRACTING else ()
+
+    def view(pointer: int, kind: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+        dtype = DTYPES[kind]
+        return numpy_view(pointer, shape, tuple(s * dtype.itemsize for s in strides[-len(shape) :]), dtype)
+
+    lhs = view(arguments.lhs, config.type_a, (batch, config.m, config.k), config.lhs_strides)
+    rhs = view(arguments.rhs, config.type_b, (*grouped, batch, config.k, config.n), config.rhs_strides)
+    out = view(arguments.out, config.type_d, (*lead, batch, config.m, config.n), config.output_strides)
+    c = bias = None
+    if config.beta:
+        c = view(arguments.c, config.type_c, (*lead, batch, config.m, config.n), config.c_strides)
+    if arguments.bias:
+        bias = view(arguments.bias, config.type_d, (groups, config.n), (config.bias_group_stride, config.bias_inner_stride))
+    bounds = None
+    if mode is not RaggedDotMode.BATCH:
+        sizes = arguments.group_sizes
+        host = numpy_view(sizes.pointer, sizes.shape, sizes.strides, sizes.dtype)
+        bounds = select_groups(scan(host, config.ragged_extent, ends=arguments.ends), arguments.host_group_offset(), groups)
+    compute(
+        mode,
+        lhs,
+        rhs,
+        out,
+        bounds,
+        batch_ndim=1,
+        c=c,
+        bias=bias,
+        alpha=config.alpha,
+        beta=config.beta,
+        zero_tail=arguments.tail == "zero",
+        accumulate=np.dtype(config.compute_type.replace("tf32", "float32")),
+    )

@@ -1,0 +1,218 @@
+"""CONTRACTING on sm_90: 16-bit operands, beta = 0. How it works: `hopper_common`."""
+
+# mypy: ignore-errors
+# ruff: noqa: RUF005, RUF059
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+from hipgroupgemm.backends.triton.hopper_common import copy_in, copy_out, make_ring, place, skip_steps, wait_for_scan
+
+
+@gluon.jit
+def read_slab(starts, ends, slab, groups, scans, active):
+    """(group, batch, begin, end) of a slab; nothing to read where alpha is 0."""
+    g = slab % groups
+    b = slab // groups
+    at = b * (scans > 1).to(gl.int32) * groups + g
+    begin = gl.load(starts + at).to(gl.int32)
+    end = gl.load(ends + at).to(gl.int32)
+    return g, b, begin, gl.where(active != 0, end, begin)
+
+
+@gluon.jit
+def copies(
+    lhs, rhs, starts, ends, rows, columns, groups, batches, scans, window, active, a_ring, b_ring, full, empty,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PROGRAMMATIC: gl.constexpr,
+):  # fmt: skip
+    """The copying warp."""
+    wait_for_scan(PROGRAMMATIC)
+    CM: gl.constexpr = BM // CONSUMERS
+    row_tiles = gl.cdiv(rows, BM)
+    column_tiles = gl.cdiv(columns, BN)
+    per = row_tiles * column_tiles
+    step = 0
+    for t in range(gl.program_id(0), groups * batches * per, gl.num_programs(0)):
+        tm, tn = place(t % per, row_tiles, window, column_tiles)
+        g, b, begin, end = read_slab(starts, ends, t // per, groups, scans, active)
+        for k in range(begin, end, BK):
+            stage = step % STAGES
+            valid = gl.minimum(end - k, BK)
+            mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+            ready = full.index(stage)
+            mbarrier.expect(ready, (BM + BN) * BK * 2)
+            for i in gl.static_range(CONSUMERS):
+                at = [b, k, valid - BK, tm * BM + i * CM]
+                copy_in(lhs, at, ready, a_ring.index(stage * CONSUMERS + i))
+            copy_in(rhs, [b, k, valid - BK, tn * BN], ready, b_ring.index(stage))
+            step += 1
+
+
+@gluon.jit
+def store_slab(
+    out, acc, buffers, WHICH: gl.constexpr, g, b, row, column,
+    CM: gl.constexpr, BN: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr,
+):  # fmt: skip
+    """Hands CM rows of a tile to the copy engine, in one piece or in two halves.
+
+    A buffer is written again when the copy has read it: with two buffers the copy before the last one.
+    """
+    if SUBTILES == 1:
+        buffer = buffers.index(WHICH * BUFFERS)
+        tma.store_wait(0)
+        buffer.reshape([CM, BN]).store(acc.to(buffer.dtype))
+        fence_async_shared()
+        copy_out(out, [g, b, row, column], buffer)
+    else:
+        left, right = acc.reshape([CM, 2, BN // 2]).permute((0, 2, 1)).split()
+        buffer = buffers.index(WHICH * BUFFERS)
+        tma.store_wait(BUFFERS - 1)
+        buffer.reshape([CM, BN // 2]).store(left.to(buffer.dtype))
+        fence_async_shared()
+        copy_out(out, [g, b, row, column], buffer)
+        second = buffers.index(WHICH * BUFFERS + BUFFERS - 1)
+        tma.store_wait(BUFFERS - 1)
+        second.reshape([CM, BN // 2]).store(right.to(second.dtype))
+        fence_async_shared()
+        copy_out(out, [g, b, row, column + BN // 2], second)
+
+
+@gluon.jit
+def store_directly(
+    pointer, acc, row, column, rows, columns, row_step, CM: gl.constexpr, BN: gl.constexpr, STREAMING: gl.constexpr,
+):  # fmt: skip
+    """Writes CM rows of a tile from registers, each row's columns in one piece, as wide as a warp can."""
+    across: gl.constexpr = BN // 8 if BN < 256 else 32
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 // across, across], [4, 1], [1, 0])
+    value = gl.convert_layout(acc.to(pointer.dtype.element_ty), wide)
+    r = row + gl.arange(0, CM, layout=gl.SliceLayout(1, wide))
+    n = column + gl.arange(0, BN, layout=gl.SliceLayout(0, wide))
+    at = gl.expand_dims(r, 1).to(gl.int64) * row_step + gl.expand_dims(n, 0)
+    inside = gl.expand_dims(r < rows, 1) & gl.expand_dims(n < columns, 0)
+    # what is known of the arguments (rows and row lengths are multiples of 16 bytes) does not come through to a consumer by itself
+    vector: gl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
+    at_once = gl.max_contiguous(gl.multiple_of(pointer + at, [1, 16]), [1, vector])
+    inside = gl.max_constancy(inside, [1, vector])
+    if STREAMING:
+        gl.store(at_once, value, mask=inside, cache_modifier=".cs")
+    else:
+        gl.store(at_once, value, mask=inside)
+
+
+@gluon.jit
+def products(
+    out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+    a_ring, b_ring, buffers, full, empty,
+    WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    MMA_N: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, PROGRAMMATIC: gl.constexpr,
+):  # fmt: skip
+    """Consumer number WHICH."""
+    wait_for_scan(PROGRAMMATIC)
+    CM: gl.constexpr = BM // CONSUMERS
+    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MMA_N, 16])
+    row_tiles = gl.cdiv(rows, BM)
+    column_tiles = gl.cdiv(columns, BN)
+    per = row_tiles * column_tiles
+    step = 0
+    for t in range(gl.program_id(0), groups * batches * per, gl.num_programs(0)):
+        tm, tn = place(t % per, row_tiles, window, column_tiles)
+        g, b, begin, end = read_slab(starts, ends, t // per, groups, scans, active)
+        steps = gl.cdiv(end - begin, BK)
+        if rows > tm * BM + WHICH * CM:
+            acc = gl.zeros([CM, BN], gl.float32, layout)
+            for i in range(0, steps):
+                stage = step % STAGES
+                mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+                x = a_ring.index(stage * CONSUMERS + WHICH).reshape([BK, CM]).permute((1, 0))
+                y = b_ring.index(stage).reshape([BK, BN])
+                acc = warpgroup_mma(x, y, acc, is_async=True)
+                acc = warpgroup_mma_wait(1, deps=[acc])
+                if i > 0:
+                    mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+                step += 1
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=steps > 0)
+            row = tm * BM + WHICH * CM
+            if SUBTILES == 0:
+                slab = out_pointer + g.to(gl.int64) * out_g + b.to(gl.int64) * out_b
+                store_directly(slab, acc * alpha, row, tn * BN, rows, columns, out_m, CM, BN, BUFFERS > 1)
+            else:
+                store_slab(out, acc * alpha, buffers, WHICH, g, b, row, tn * BN, CM, BN, SUBTILES, BUFFERS)
+        else:
+            skip_steps(steps, step, full, empty, STAGES)
+            step += steps
+    tma.store_wait(0)
+
+
+@gluon.jit
+def contracting(
+    lhs, rhs, out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, MMA_N: gl.constexpr,
+    SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, PROGRAMMATIC: gl.constexpr,
+):  # fmt: skip
+    """`portable.contracting`, with descriptors for operands.
+
+    Args:
+        lhs: (batch, j, i, m), boxes (1, 1, BK, BM / CONSUMERS). rhs: (batch, j, i, n), boxes (1, 1, BK, BN). out: (g, batch, m, n),
+            boxes (1, 1, BM / CONSUMERS, BN / SUBTILES). out_pointer, out_g, out_b, out_m: the same with its strides (elements).
+        SUBTILES: 0 stores from registers, past the caches with BUFFERS 2; 1 or 2 are pieces for the copy engine.
+        REGISTERS, SPARE: a thread of a consumer and of the copying warp.
+    """
+    a_ring = gl.allocate_shared_memory(lhs.dtype, [STAGES * CONSUMERS] + lhs.block_type.shape, lhs.layout)
+    b_ring = gl.allocate_shared_memory(rhs.dtype, [STAGES] + rhs.block_type.shape, rhs.layout)
+    BUFFERED: gl.constexpr = CONSUMERS * BUFFERS if SUBTILES > 0 else 1
+    buffers = gl.allocate_shared_memory(out.dtype, [BUFFERED] + out.block_type.shape, out.layout)
+    full, empty = make_ring(STAGES, CONSUMERS)
+    # the tuples stand in place: constexpr values would not survive an assignment
+    if CONSUMERS == 1:
+        gl.warp_specialize([
+            (products, (
+                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+                a_ring, b_ring, buffers, full, empty,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
+            )),
+            (copies, (
+                lhs, rhs, starts, ends, rows, columns, groups, batches, scans, window, active, a_ring, b_ring, full, empty,
+                BM, BN, BK, STAGES, CONSUMERS, PROGRAMMATIC,
+            )),
+        ], [1], [SPARE])  # fmt: skip
+    elif CONSUMERS == 2:
+        gl.warp_specialize([
+            (products, (
+                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+                a_ring, b_ring, buffers, full, empty,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
+            )),
+            (products, (
+                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+                a_ring, b_ring, buffers, full, empty,
+                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
+            )),
+            (copies, (
+                lhs, rhs, starts, ends, rows, columns, groups, batches, scans, window, active, a_ring, b_ring, full, empty,
+                BM, BN, BK, STAGES, CONSUMERS, PROGRAMMATIC,
+            )),
+        ], [4, 1], [REGISTERS, SPARE])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (products, (
+                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+                a_ring, b_ring, buffers, full, empty,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
+            )),
+            (products, (
+                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+                a_ring, b_ring, buffers, full, empty,
+                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
+            )),
+            (products, (
+                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+                a_ring, b_ring, buffers, full, empty,
+                2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
+            )),
+            (copies, (
+                lhs, rhs, starts, ends, rows, columns, groups, batches, scans, window, active, a_ring, b_ring, full, empty,
+                BM, BN, BK, STAGES, CONSUMERS, PROGRAMMATIC,
+            )),
+        ], [4, 4, 1], [REGISTERS, REGISTERS, SPARE])  # fmt: skip

@@ -1,0 +1,498 @@
+"""The description of a grouped GEMM: pure data, hashable, picklable, to and from JSON.
+
+`GroupedGemmConfig` mirrors XLA's struct of the same name. It says what to compute and how the operands lie in memory; it holds
+no array, no pointer and no device. Everything that runs a grouped GEMM takes one. Strides are in elements, alignments in bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["Epilogue", "GroupedGemmConfig", "RaggedDotMode", "capacity_of", "validate_config"]
+
+FLOAT_BYTES: Mapping[str, int] = {
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+}
+FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
+COMPUTE_TYPES = ("float32", "tf32", "float64")
+PRECISION_ALGORITHMS = (
+    "ALG_UNSET",
+    "ALG_DOT_BF16_BF16_F32",
+    "ALG_DOT_F16_F16_F32",
+    "ALG_DOT_TF32_TF32_F32",
+    "ALG_DOT_F32_F32_F32",
+    "ALG_DOT_F64_F64_F64",
+)
+JSON_VERSION = 1
+
+
+class RaggedDotMode(enum.Enum):
+    """Which dimension of lhs is ragged. The names are XLA's, the shapes stand in `GroupedGemmConfig`."""
+
+    NON_CONTRACTING = "non_contracting"
+    CONTRACTING = "contracting"
+    BATCH = "batch"
+
+
+class Epilogue(enum.Enum):
+    """What is done to the product before it is stored."""
+
+    DEFAULT = "default"
+    BIAS = "bias"
+
+
+def capacity_of(extent: int) -> int:
+    """The smallest capacity that holds a ragged extent of `extent` rows: eight steps an octave, so at most an eighth more.
+
+    Problems whose ragged extents share a capacity share a plan, whatever their exact extents are.
+    """
+    if extent < 16:
+        return extent
+    step = 1 << (extent.bit_length() - 4)
+    return -(-extent // step) * step
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupedGemmConfig:
+    """One grouped GEMM: out = alpha * P + beta * c, then bias.
+
+    A is lhs (m x k a group), B is rhs (k x n a group), C is c and D is out (m x n a group); k is contracted. By mode:
+
+    ===============  ==================  ==================  ===================  ===================
+    mode             lhs                 rhs                 out and c            ragged extent R
+    ===============  ==================  ==================  ===================  ===================
+    NON_CONTRACTING  (batch, m, k)       (g, batch, k, n)    (batch, m, n)        m, all groups' rows
+    CONTRACTING      (batch, m, k)       (batch, k, n)       (g, batch, m, n)     k, all groups' rows
+    BATCH            (batch, m, k)       (batch, k, n)       (batch, m, n)        none
+    ===============  ==================  ==================  ===================  ===================
+
+    Each matrix has two strides (elements): the *leading dimension stride* and the *inner stride* of the axis that is contiguous,
+    or nearest to it. `trans_a` false: lhs's inner axis is k, true: m. `trans_b` false: rhs's inner axis is n, true: k.
+    `must_swap_operands` true (row-major output): out's inner axis is n, false: m; hipBLASLt is column-major, so a row-major output
+    is computed as its transpose with the operands swapped. c's two strides lie along the same axes as out's.
+
+    `stride_ragged_dim`, `stride_group_dim` and `output_stride_ragged_dim` are XLA's. NON_CONTRACTING: lhs's row stride, rhs's group
+    stride, out's row stride. CONTRACTING: lhs's stride along k, rhs's stride along k, out's group stride. BATCH: the batch strides.
+
+    `group_total` is the number of sizes; it exceeds `group_count` only where a group offset picks groups out of more.
+    The alignments (1 to 16 bytes) are the powers of two that divide an operand's address and all its strides but the inner one.
+    Types are names of NumPy / ml_dtypes scalar types. alpha and beta are real and finite.
+
+    Raises TypeError or ValueError, from `validate_config`, when the fields do not make sense together.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch_count: int
+    group_count: int
+    lhs_leading_dim_stride: int
+    rhs_leading_dim_stride: int
+    c_leading_dim_stride: int
+    output_leading_dim_stride: int
+    trans_a: bool
+    trans_b: bool
+    must_swap_operands: bool
+    alpha: float
+    beta: float
+    type_a: str
+    type_b: str
+    type_c: str
+    type_d: str
+    stride_ragged_dim: int
+    stride_group_dim: int
+    c_stride_ragged_dim: int
+    output_stride_ragged_dim: int
+    precision_algorithm: str
+    compute_precision: int
+    ragged_mode: RaggedDotMode
+    compute_type: str
+    lhs_batch_stride: int
+    rhs_batch_stride: int
+    c_batch_stride: int
+    output_batch_stride: int
+    lhs_inner_stride: int
+    rhs_inner_stride: int
+    c_inner_stride: int
+    output_inner_stride: int
+    lhs_alignment: int
+    rhs_alignment: int
+    c_alignment: int
+    output_alignment: int
+    sizes_per_batch: bool
+    group_total: int
+    epilogue: Epilogue
+    bias_group_stride: int = 0
+    bias_inner_stride: int = 1
+
+    def __post_init__(self) -> None:
+        validate_config(self)
+
+    # ---- the ragged extent and the key -------------------------------------------------------------------------------------
+
+    @property
+    def ragged_extent(self) -> int:
+        """R: m in NON_CONTRACTING, k in CONTRACTING, 0 in BATCH, where nothing is ragged."""
+        if self.ragged_mode is RaggedDotMode.NON_CONTRACTING:
+            return self.m
+        return self.k if self.ragged_mode is RaggedDotMode.CONTRACTING else 0
+
+    @property
+    def capacity(self) -> int:
+        """The ragged extent that a plan for this config serves at the most, see `capacity_of`."""
+        return capacity_of(self.ragged_extent)
+
+    def key(self, capacity: int | None = None) -> GroupedGemmConfig:
+        """What plans, compiled kernels and stored tuning results are looked up by: this config with what may vary a call removed.
+
+        The ragged extent is raised to `capacity` (default: its own, `capacity_of`), and with it the strides of axes that lie outside of
+        the ragged one and would not leave it that much room; alpha becomes 1; beta becomes 1 where it is not 0; where it is 0 c, being
+        never read, takes out's layout. Two problems with equal keys can be run by one plan.
+
+        Raises ValueError when `capacity` is below the ragged extent.
+        """
+        if capacity is None:
+            if self.__dict__.get("_key") is None:
+                object.__setattr__(self, "_key", self._key_at(self.capacity))
+            key: GroupedGemmConfig = self.__dict__["_key"]
+            return key
+        if capacity < self.ragged_extent:
+            raise ValueError(f"capacity={capacity} is below the ragged extent {self.ragged_extent}; ask for at least that")
+        return self._key_at(capacity)
+
+    def _key_at(self, capacity: int) -> GroupedGemmConfig:
+        new: dict[str, Any] = {"alpha": 1.0, "beta": 1.0 if self.beta else 0.0}
+        mode = self.ragged_mode
+        if mode is RaggedDotMode.NON_CONTRACTING:
+            new["m"] = capacity
+            new.update(self._raised("lhs", self.m, capacity, self.k, ragged_is_inner=self.trans_a))
+            new.update(self._raised("output", self.m, capacity, self.n, ragged_is_inner=not self.must_swap_operands))
+            new.update(self._raised("c", self.m, capacity, self.n, ragged_is_inner=not self.must_swap_operands))
+            new["stride_ragged_dim"] = new["lhs_inner_stride" if self.trans_a else "lhs_leading_dim_stride"]
+            out_row = "leading_dim_stride" if self.must_swap_operands else "inner_stride"
+            new["output_stride_ragged_dim"] = new[f"output_{out_row}"]
+            new["c_stride_ragged_dim"] = new[f"c_{out_row}"]
+        elif mode is RaggedDotMode.CONTRACTING:
+            new["k"] = capacity
+            new.update(self._raised("lhs", self.k, capacity, self.m, ragged_is_inner=not self.trans_a))
+            new.update(self._raised("rhs", self.k, capacity, self.n, ragged_is_inner=self.trans_b))
+            new["stride_ragged_dim"] = new["lhs_leading_dim_stride" if self.trans_a else "lhs_inner_stride"]
+            new["stride_group_dim"] = new["rhs_inner_stride" if self.trans_b else "rhs_leading_dim_stride"]
+        if not self.beta:
+            for name in ("leading_dim_stride", "inner_stride", "batch_stride", "stride_ragged_dim", "alignment"):
+                c, out = (
+                    ("c_stride_ragged_dim", "output_stride_ragged_dim") if name == "stride_ragged_dim" else (f"c_{name}", f"output_{name}")
+                )
+                new[c] = new.get(out, getattr(self, out))
+        return dataclasses.replace(self, **new)
+
+    def _raised(self, which: str, extent: int, capacity: int, other: int, *, ragged_is_inner: bool) -> dict[str, int]:
+        """The strides that operand `which` needs at `capacity` (its ragged axis has `extent` now): axes outside of the ragged one that
+        are packed, or padded by less than the capacity takes, move outwards, the others stay. The ragged axis counts in full.
+        """
+        inner, leading = ((extent, capacity), (other, other)) if ragged_is_inner else ((other, other), (extent, capacity))
+        axes = {"inner_stride": inner, "leading_dim_stride": leading, "batch_stride": (self.batch_count, self.batch_count)}
+        raised = {f"{which}_{name}": getattr(self, f"{which}_{name}") for name in axes}
+        ragged = "inner_stride" if ragged_is_inner else "leading_dim_stride"
+        reach = reach_at_capacity = 1
+        for name in sorted(axes, key=lambda name: raised[f"{which}_{name}"]):  # equal strides (extents of 1) keep their order
+            stride = new = raised[f"{which}_{name}"]
+            if stride == 0:
+                continue
+            if stride >= reach:
+                new = raised[f"{which}_{name}"] = max(stride, reach_at_capacity)
+            reach += stride * (max(axes[name][0], 1) - 1)
+            reach_at_capacity = new * capacity if name == ragged else reach_at_capacity + new * (max(axes[name][1], 1) - 1)
+        return raised
+
+    # ---- strides by axis ---------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def lhs_strides(self) -> tuple[int, int, int]:
+        """Strides (elements) of lhs along (batch, m, k)."""
+        inner, leading = self.lhs_inner_stride, self.lhs_leading_dim_stride
+        return (self.lhs_batch_stride, *((inner, leading) if self.trans_a else (leading, inner)))
+
+    @functools.cached_property
+    def rhs_strides(self) -> tuple[int, int, int, int]:
+        """Strides (elements) of rhs along (group, batch, k, n); the group stride is 0 where rhs has no group axis."""
+        inner, leading = self.rhs_inner_stride, self.rhs_leading_dim_stride
+        group = self.stride_group_dim if self.ragged_mode is RaggedDotMode.NON_CONTRACTING else 0
+        return (group, self.rhs_batch_stride, *((inner, leading) if self.trans_b else (leading, inner)))
+
+    @functools.cached_property
+    def output_strides(self) -> tuple[int, int, int, int]:
+        """Strides (elements) of out along (group, batch, m, n); the group stride is 0 where out has no group axis."""
+        return self._output_like("output")
+
+    @functools.cached_property
+    def c_strides(self) -> tuple[int, int, int, int]:
+        """Strides (elements) of c along (group, batch, m, n); the group stride is 0 where c has no group axis."""
+        return self._output_like("c")
+
+    def _output_like(self, which: str) -> tuple[int, int, int, int]:
+        inner, leading = getattr(self, f"{which}_inner_stride"), getattr(self, f"{which}_leading_dim_stride")
+        group = 0
+        if self.ragged_mode is RaggedDotMode.CONTRACTING:
+            group = getattr(self, f"{which}_stride_ragged_dim")
+        matrix = (leading, inner) if self.must_swap_operands else (inner, leading)
+        return (group, getattr(self, f"{which}_batch_stride"), *matrix)
+
+    # ---- work ----------------------------------------------------------------------------------------------------------------
+
+    def _rows(self, group_sizes: Iterable[Any] | None) -> list[list[int]]:
+        """Rows of every group, a list a batch entry, for one set of sizes or for one a batch entry."""
+        if group_sizes is None:
+            used = min(self.group_count, self.ragged_extent)
+            return [[self.ragged_extent - used + 1, *[1] * (used - 1)] if used else []] * self.batch_count
+        sizes: list[Any] = list(group_sizes)
+        result = []
+        for row in sizes if sizes and isinstance(sizes[0], Iterable) else [sizes] * self.batch_count:
+            left, taken = self.ragged_extent, []
+            for size in row:
+                taken.append(min(max(int(size), 0), left))
+                left -= taken[-1]
+            result.append(taken)
+        return result
+
+    def flops(self, group_sizes: Iterable[Any] | None = None) -> int:
+        """Floating-point operations (2 a multiply-add) for the given sizes: `(g,)`, or `(batch, g)` of them on the host.
+
+        Without sizes every row counts as covered. Sizes are limited to the ragged extent, as in the operation itself.
+        """
+        if self.ragged_mode is RaggedDotMode.BATCH:
+            return 2 * self.batch_count * self.m * self.n * self.k
+        covered = sum(sum(rows) for rows in self._rows(group_sizes))
+        if self.ragged_mode is RaggedDotMode.NON_CONTRACTING:
+            return 2 * covered * self.n * self.k
+        return 2 * covered * self.m * self.n
+
+    def min_bytes(self, group_sizes: Iterable[Any] | None = None) -> int:
+        """The fewest bytes that device memory must move: each needed input element read once, each output element written once.
+
+        Weights of empty groups need not be read; operands broadcast by a stride of 0 are read once; c is read where beta is not 0.
+        The sizes themselves do not count.
+        """
+        batch, mode, per_batch, bias = self.batch_count, self.ragged_mode, self._rows(group_sizes), 0
+        (lhs_batch, lhs_m, lhs_k), (rhs_group, rhs_batch, rhs_k, rhs_n) = self.lhs_strides, self.rhs_strides
+
+        def covered(batch_stride: int, row_stride: int) -> int:
+            """Distinct rows among the covered ones, which are the first ones of each batch entry."""
+            rows = [_distinct((sum(sizes), row_stride)) for sizes in per_batch]
+            return sum(rows) if batch_stride else max(rows, default=0)
+
+        if mode is RaggedDotMode.NON_CONTRACTING:
+            used = [(group, entry) for entry, sizes in enumerate(per_batch) for group, size in enumerate(sizes) if size]
+            weights = len({(group if rhs_group else 0, entry if rhs_batch else 0) for group, entry in used})
+            lhs, rhs = covered(lhs_batch, lhs_m) * _distinct((self.k, lhs_k)), weights * _distinct((self.k, rhs_k), (self.n, rhs_n))
+            if self.epilogue is Epilogue.BIAS:
+                bias = len({group if self.bias_group_stride else 0 for group, _ in used}) * _distinct((self.n, self.bias_inner_stride))
+        elif mode is RaggedDotMode.CONTRACTING:
+            lhs, rhs = covered(lhs_batch, lhs_k) * _distinct((self.m, lhs_m)), covered(rhs_batch, rhs_k) * _distinct((self.n, rhs_n))
+        else:
+            lhs = _distinct((batch, lhs_batch), (self.m, lhs_m), (self.k, lhs_k))
+            rhs = _distinct((batch, rhs_batch), (self.k, rhs_k), (self.n, rhs_n))
+        if 0 in (self.m, self.n):  # there is no output that would need them
+            lhs = rhs = 0
+        extents = (self.group_count if mode is RaggedDotMode.CONTRACTING else 1, batch, self.m, self.n)
+        c = _distinct(*zip(extents, self.c_strides, strict=True)) if self.beta else 0
+        outputs = math.prod(extents) + c + bias
+        return lhs * FLOAT_BYTES[self.type_a] + rhs * FLOAT_BYTES[self.type_b] + outputs * FLOAT_BYTES[self.type_d]
+
+    # ---- JSON ----------------------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """This config as one JSON object; `from_json` gives an equal config back."""
+        data: dict[str, Any] = {"version": JSON_VERSION}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            data[field.name] = value.value if isinstance(value, enum.Enum) else value
+        return json.dumps(data)
+
+    @classmethod
+    def from_json(cls, text: str) -> GroupedGemmConfig:
+        """The config that `to_json` wrote.
+
+        Raises ValueError for text that is no such object, of another version, or with fields missing or unknown.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"text: not JSON ({error}); pass what to_json() returned") from None
+        if not isinstance(data, dict) or data.pop("version", None) != JSON_VERSION:
+            raise ValueError(f"text: not a GroupedGemmConfig of version {JSON_VERSION}; pass what to_json() returned")
+        names = {field.name for field in dataclasses.fields(cls)}
+        if data.keys() != names:
+            raise ValueError(f"text: missing fields {sorted(names - data.keys())}, unknown fields {sorted(data.keys() - names)}")
+        try:
+            data["ragged_mode"] = RaggedDotMode(data["ragged_mode"])
+            data["epilogue"] = Epilogue(data["epilogue"])
+        except ValueError as error:
+            raise ValueError(f"text: {error}") from None
+        return cls(**data)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __hash__(self) -> int:
+        cached = self.__dict__.get("_hash")
+        if cached is None:
+            cached = hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
+            object.__setattr__(self, "_hash", cached)
+        return int(cached)
+
+
+def inner_axis(strides: tuple[int, int], prefer_second: bool = True) -> int:
+    """Which of two axes is a matrix's inner one: stride 1 first, then the smaller non-zero stride, then the preferred axis."""
+
+    def rank(stride: int) -> tuple[bool, bool, int]:
+        return (stride != 1, stride == 0, stride)
+
+    first, second = rank(strides[0]), rank(strides[1])
+    if first == second:
+        return 1 if prefer_second else 0
+    return 0 if first < second else 1
+
+
+def _distinct(*axes: tuple[int, int]) -> int:
+    """How many elements axes of these (extent, stride) have apart from each other: a stride of 0 repeats one."""
+    return math.prod(extent if stride else min(extent, 1) for extent, stride in axes)
+
+
+_BOOLS = ("trans_a", "trans_b", "must_swap_operands", "sizes_per_batch")
+
+
+def validate_config(config: GroupedGemmConfig) -> None:
+    """Checks a config; every GroupedGemmConfig passes through it when it is made.
+
+    Raises:
+        TypeError: a field of the wrong Python type.
+        ValueError: a field's value breaks a rule; the text names the field, its value and the rule.
+    """
+    for field in dataclasses.fields(config):
+        name, value = field.name, getattr(config, field.name)
+        if name in _BOOLS:
+            _require_type(name, value, bool, "a bool")
+        elif name in ("alpha", "beta"):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name}={value!r}: must be a real number")
+            limit = sys.float_info.max if config.compute_type == "float64" else FLOAT32_MAX
+            if not -limit <= value <= limit:  # NaN as well
+                raise ValueError(f"{name}={value!r}: must be finite in the accumulator's type, compute_type={config.compute_type}")
+            object.__setattr__(config, name, float(value))
+        elif name == "ragged_mode":
+            _require_type(name, value, RaggedDotMode, "a RaggedDotMode")
+        elif name == "epilogue":
+            _require_type(name, value, Epilogue, "an Epilogue")
+        elif name.startswith("type_"):
+            _require_choice(name, value, tuple(FLOAT_BYTES))
+        elif name == "precision_algorithm":
+            _require_choice(name, value, PRECISION_ALGORITHMS)
+        elif name == "compute_type":
+            _require_choice(name, value, COMPUTE_TYPES)
+        else:
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name}={value!r}: must be an int")
+            if value < 0:
+                raise ValueError(f"{name}={value}: must not be negative")
+            if value >= 1 << 63:
+                raise ValueError(f"{name}={value}: must fit 63 bits")
+            if name.endswith("_alignment") and value not in (1, 2, 4, 8, 16):
+                raise ValueError(f"{name}={value}: must be 1, 2, 4, 8 or 16 (bytes)")
+    _validate_types(config)
+    _validate_layout(config)
+    _validate_groups(config)
+
+
+def _require_type(name: str, value: object, wanted: type, text: str) -> None:
+    if not isinstance(value, wanted):
+        raise TypeError(f"{name}={value!r}: must be {text}")
+
+
+def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r}: must be a name, one of {', '.join(choices)}")
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(choices)}")
+
+
+def _validate_types(config: GroupedGemmConfig) -> None:
+    if config.type_c != config.type_d:
+        raise ValueError(f"type_c={config.type_c}: c must have out's type, type_d={config.type_d}")
+    double = "float64" in (config.type_a, config.type_b)
+    if double != (config.compute_type == "float64"):
+        raise ValueError(
+            f"compute_type={config.compute_type}: float64 accumulation goes with float64 operands, "
+            f"got type_a={config.type_a}, type_b={config.type_b}"
+        )
+    if config.compute_type == "tf32" and not config.type_a == config.type_b == "float32":
+        raise ValueError(f"compute_type=tf32: needs float32 operands, got {config.type_a} and {config.type_b}")
+    if config.compute_precision not in (0, 1, 2):
+        raise ValueError(f"compute_precision={config.compute_precision}: must be 0 (default), 1 (high) or 2 (highest)")
+
+
+def _validate_layout(config: GroupedGemmConfig) -> None:
+    c = config
+    checks = [
+        ("trans_a", c.trans_a, (c.lhs_strides[1], c.lhs_strides[2]), 0 if c.trans_a else 1),
+        ("trans_b", c.trans_b, (c.rhs_strides[2], c.rhs_strides[3]), 0 if c.trans_b else 1),
+        ("must_swap_operands", c.must_swap_operands, (c.output_strides[2], c.output_strides[3]), 1 if c.must_swap_operands else 0),
+    ]
+    for name, value, strides, axis in checks:
+        if inner_axis(strides, prefer_second=axis == 1) != axis:
+            raise ValueError(
+                f"{name}={value}: the inner axis must be the one with the smaller stride, got strides {strides[0]} and {strides[1]}"
+            )
+    mode = c.ragged_mode
+    if mode is RaggedDotMode.NON_CONTRACTING:
+        derived = {
+            "stride_ragged_dim": c.lhs_strides[1],
+            "output_stride_ragged_dim": c.output_strides[2],
+            "c_stride_ragged_dim": c.c_strides[2],
+        }
+    elif mode is RaggedDotMode.CONTRACTING:
+        derived = {"stride_ragged_dim": c.lhs_strides[2], "stride_group_dim": c.rhs_strides[2]}
+    else:
+        derived = {
+            "stride_ragged_dim": c.lhs_batch_stride,
+            "stride_group_dim": c.rhs_batch_stride,
+            "output_stride_ragged_dim": c.output_batch_stride,
+            "c_stride_ragged_dim": c.c_batch_stride,
+        }
+    for name, wanted in derived.items():
+        if getattr(c, name) != wanted:
+            raise ValueError(f"{name}={getattr(c, name)}: must be {wanted} in {mode.name} (GroupedGemmConfig says which)")
+    if 0 not in (c.m, c.n, c.batch_count):
+        axes = zip((c.group_count if mode is RaggedDotMode.CONTRACTING else 1, c.batch_count, c.m, c.n), c.output_strides, strict=True)
+        reach = 1
+        for extent, stride in sorted((axis for axis in axes if axis[0] > 1), key=lambda axis: axis[1]):
+            if stride < reach:
+                raise ValueError(
+                    f"output_leading_dim_stride={c.output_leading_dim_stride}: out's elements would overlap in memory, "
+                    f"its strides along (group, batch, m, n) are {c.output_strides}"
+                )
+            reach = stride * (extent - 1) + reach
+
+
+def _validate_groups(config: GroupedGemmConfig) -> None:
+    if config.group_total < config.group_count and config.ragged_mode is not RaggedDotMode.BATCH:
+        raise ValueError(f"group_total={config.group_total}: there must be at least group_count={config.group_count} group sizes")
+    if config.epilogue is Epilogue.BIAS and config.ragged_mode is not RaggedDotMode.NON_CONTRACTING:
+        raise ValueError(f"epilogue=BIAS: only NON_CONTRACTING takes a bias, not {config.ragged_mode.name}")

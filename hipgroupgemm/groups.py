@@ -1,0 +1,117 @@
+"""Group sizes and end offsets: the scan that turns them into starts and ends, and what is wrong with them.
+
+This is the NumPy reference of the device's scan routine. Wrong sizes never lead outside the operands: a size is limited to
+[0, R + 1] before the 64-bit sum, starts and ends are limited to R. End offsets are limited to [0, R] and made non-decreasing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NoReturn
+
+import numpy as np
+
+__all__ = ["GroupBounds", "GroupFault", "scan", "select_groups"]
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupFault:
+    """The first thing wrong with group sizes or with a group offset (lowest batch entry, then group).
+
+    Attributes:
+        kind: "group_sizes", "offs" or "group_offset".
+        batch, group: where it is; batch is 0 where all batch entries share the sizes.
+        wanted: the size asked for; for "group_offset" the offset asked for.
+        left: the rows that were left for the group; for "group_offset" the largest valid offset.
+    """
+
+    kind: str
+    batch: int
+    group: int
+    wanted: int
+    left: int
+
+    def describe(self, extent: int) -> str:
+        """The fault in words, for a ragged extent of `extent` rows."""
+        if self.kind == "group_offset":
+            return f"group_offset: got {self.wanted}, wanted 0 to {self.left}; give the index of the first group to compute"
+        where = f"group {self.group}" + (f" of batch entry {self.batch}" if self.batch else "")
+        if self.wanted < 0:
+            what = "has a negative size" if self.kind == "group_sizes" else "ends before the group ahead of it"
+        else:
+            what = "runs past the ragged dimension"
+        return (
+            f"{self.kind}: {where} {what}: {self.wanted} rows wanted, {self.left} left of {extent}; "
+            "sizes must be at least 0 and sum to at most the ragged extent"
+        )
+
+    def throw(self, extent: int) -> NoReturn:
+        """Raises this fault as a ValueError."""
+        raise ValueError(self.describe(extent))
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupBounds:
+    """First and one-past-last row of every group, int64, shape (..., g), and the first fault if there is one."""
+
+    starts: np.ndarray[Any, np.dtype[np.int64]]
+    ends: np.ndarray[Any, np.dtype[np.int64]]
+    fault: GroupFault | None
+
+
+def scan(sizes: np.ndarray[Any, Any], extent: int, *, ends: bool = False) -> GroupBounds:
+    """Starts and ends of groups along a ragged dimension.
+
+    Args:
+        sizes: host integers of any dtype, shape (g,) or (batch..., g): group sizes, or end offsets where `ends` is true.
+        extent: R, the length of the ragged dimension.
+        ends: whether `sizes` are end offsets.
+
+    Returns:
+        Bounds of shape sizes.shape with 0 <= starts <= ends <= extent, whatever the sizes are.
+    """
+    rows = sizes.reshape(math.prod(sizes.shape[:-1]), sizes.shape[-1])  # -1 would be ambiguous where there are no groups
+    negative = rows < 0 if rows.dtype.kind == "i" else np.zeros(rows.shape, bool)
+    if ends:
+        limited = _limit(rows, extent)
+        stops = np.maximum.accumulate(limited, axis=1) if rows.size else limited
+        starts = np.concatenate([np.zeros((rows.shape[0], 1), np.int64), stops[:, :-1]], axis=1)[:, : rows.shape[1]]
+        bad = negative | (limited < starts) | _exceeds(rows, extent)
+    else:
+        limited = _limit(rows, extent + 1)
+        total = np.cumsum(limited, axis=1, dtype=np.int64)
+        starts, stops = np.minimum(total - limited, extent), np.minimum(total, extent)
+        bad = negative | (limited > extent - starts)
+    fault = None
+    if bad.any():
+        batch, group = (int(i) for i in np.argwhere(bad)[0])
+        start, value = int(starts[batch, group]), int(rows[batch, group])
+        wanted = value - start if ends else value
+        fault = GroupFault("offs" if ends else "group_sizes", batch, group, wanted, extent - start)
+    return GroupBounds(starts.reshape(sizes.shape), stops.reshape(sizes.shape), fault)
+
+
+def _limit(values: np.ndarray[Any, Any], largest: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    if values.dtype.kind == "u":
+        unsigned: np.ndarray[Any, np.dtype[np.int64]] = np.minimum(values.astype(np.uint64), np.uint64(largest)).astype(np.int64)
+        return unsigned
+    signed: np.ndarray[Any, np.dtype[np.int64]] = np.clip(values.astype(np.int64), 0, largest)
+    return signed
+
+
+def _exceeds(values: np.ndarray[Any, Any], largest: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    wide = values.astype(np.uint64) if values.dtype.kind == "u" else values.astype(np.int64)
+    exceeds: np.ndarray[Any, np.dtype[np.bool_]] = wide > wide.dtype.type(largest)
+    return exceeds
+
+
+def select_groups(bounds: GroupBounds, offset: int, count: int) -> GroupBounds:
+    """The bounds of groups [offset, offset + count); an offset out of range is clamped and becomes the fault if there is none."""
+    largest = bounds.starts.shape[-1] - count
+    fault = bounds.fault
+    if not 0 <= offset <= largest:
+        fault = fault or GroupFault("group_offset", 0, 0, offset, largest)
+        offset = min(max(offset, 0), largest)
+    part = slice(offset, offset + count)
+    return GroupBounds(bounds.starts[..., part], bounds.ends[..., part], fault)

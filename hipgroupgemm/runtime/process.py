@@ -1,0 +1,40 @@
+"""What this process has loaded and opened, read from /proc (Linux)."""
+
+from __future__ import annotations
+
+import os
+
+
+def mapped_libraries(stem: str) -> list[str]:
+    """Paths of the shared libraries whose file name starts with ``stem`` (".so" included) in this process.
+
+    Several names of one file count once (device and inode decide). Empty where there is no /proc.
+    """
+    found: dict[tuple[str, str], str] = {}
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+            for line in maps:
+                if stem not in line:
+                    continue
+                # address permissions offset device inode path; a path may hold blanks
+                fields = line.rstrip("\n").split(None, 5)
+                if len(fields) == 6 and os.path.basename(fields[5]).startswith(stem):
+                    found.setdefault((fields[3], fields[4]), fields[5])
+    except OSError:
+        return []
+    return list(found.values())
+
+
+def has_open(path: str) -> bool:
+    """Whether this process has the file at ``path`` open."""
+    try:
+        descriptors = os.listdir("/proc/self/fd")
+    except OSError:
+        return False
+    for descriptor in descriptors:
+        try:
+            if os.readlink(f"/proc/self/fd/{descriptor}") == path:
+                return True
+        except OSError:
+            continue  # closed since the listing
+    return False

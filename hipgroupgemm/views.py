@@ -1,0 +1,98 @@
+"""What the package knows of an array: where it lies and how. Data only; `arrays` makes these from the caller's arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ArrayView", "Device"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Device:
+    """Where memory lies: kind "cpu", "cuda" or "rocm", and the index of the device among its kind."""
+
+    kind: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        return "cpu" if self.kind == "cpu" else f"{self.kind}:{self.index}"
+
+    @classmethod
+    def of(cls, value: Device | str) -> Device:
+        """A device from "cpu", "cuda", "cuda:1", "rocm:0" or a Device; raises ValueError for anything else."""
+        if isinstance(value, Device):
+            return value
+        kind, _, index = str(value).partition(":")
+        if kind not in ("cpu", "cuda", "rocm") or not (index or "0").isdecimal() or (kind == "cpu" and int(index or 0)):
+            raise ValueError(f'device={value!r}: must be "cpu", "cuda", "cuda:<index>", "rocm" or "rocm:<index>"')
+        return cls(kind, int(index or 0))
+
+
+CPU = Device("cpu")
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class ArrayView:
+    """One array as a pointer, a shape and strides.
+
+    Attributes:
+        pointer: address of the first element, on `device`; 0 only where there are no elements or no memory (`ArraySpec`).
+        shape: extents. strides: bytes a step along each axis, none negative.
+        dtype: NumPy dtype, ml_dtypes' types included.
+        device: where the memory lies.
+        framework: "numpy", "cupy", "torch", "jax", or "" for a producer known only by its interface.
+        stream: the producer's stream (a device handle), when the consumer has to order itself behind it; else None.
+        readonly: whether the producer forbids writing.
+        owner: the caller's object, kept alive as long as this view.
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    device: Device
+    framework: str
+    stream: int | None = None
+    readonly: bool = False
+    owner: Any = None
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def reach(self) -> int:
+        """Bytes from the first to past the last element; 0 without elements."""
+        if 0 in self.shape:
+            return 0
+        steps = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
+        return steps + self.dtype.itemsize
+
+    def signature(self) -> tuple[Any, ...]:
+        """What the layout depends on, hashable: everything but the address, of which only its alignment (up to 16 bytes)."""
+        return (self.shape, self.strides, self.dtype, self.pointer & 15, self.device)
+
+    def describe(self) -> str:
+        """Type and shape for an error text."""
+        return f"{self.dtype.name} {self.shape} on {self.device}"
+
+
+@functools.lru_cache(256)
+def packed_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Row-major strides (bytes) of a shape."""
+    strides, step = [], itemsize
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))

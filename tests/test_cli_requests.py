@@ -1,0 +1,201 @@
+"""What the command line understands and keeps: names said otherwise or twice, standard output, group sizes, commits, counts of calls."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import hipgroupgemm
+from hipgroupgemm.benchmark import command, environment, labs
+from hipgroupgemm.benchmark.ceilings import Ceilings
+from hipgroupgemm.cli import cli
+from hipgroupgemm.workloads import CLASSES, PRESETS, MoEShape, zipf_sizes
+
+SHAPE = ["--shape", "48,12,10,4"]
+
+
+@pytest.fixture(autouse=True)
+def given_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take a second to measure."""
+    monkeypatch.setattr(command, "measure_ceilings", lambda *_: Ceilings(1e11, 1e10, "a product", "a copy"))
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(cli, list(arguments))
+
+
+def bench(*arguments: str, repetitions: tuple[str, ...] = ("--repetitions", "2")):
+    return invoke("bench", "--device", "cpu", *repetitions, *arguments)
+
+
+# ---- standard output -------------------------------------------------------------------------------------------------------------
+
+
+def test_json_and_csv_to_standard_output_are_alone_there() -> None:
+    result = bench(*SHAPE, "--json", "-", "--class", "fwd_wi")
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.stdout)["rows"]) == 4
+    assert "M=48 K=12 N=10 E=4" in result.stderr
+    assert "wrote" not in result.stderr
+    result = bench(*SHAPE, "--csv", "-", "--class", "fwd_wi")
+    assert [row["status"] for row in csv.DictReader(io.StringIO(result.stdout))] == ["ok"] * 4
+
+
+def test_a_file_may_be_called_dash(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench(*SHAPE, "--json", "./-", "--class", "fwd_wi").exit_code == 0
+    assert len(json.loads((tmp_path / "-").read_text())["rows"]) == 4
+
+
+def test_python_m_runs_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "hipgroupgemm", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"hipgroupgemm {hipgroupgemm.__version__}\n"
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_said_twice_is_run_once(tmp_path) -> None:
+    twice = ["--class", "fwd_wi", "--backend", "reference", "--baseline", "loop", *SHAPE]
+    plots = [tmp_path / "a.png", tmp_path / "a.svg"]
+    result = bench(*twice, *twice, "--plot", str(plots[0]), "--plot", str(plots[1]), "--plot", str(plots[0]), "--json", "-")
+    assert result.exit_code == 0, result.output
+    assert [row["backend"] for row in json.loads(result.stdout)["rows"]] == ["reference", "loop"]
+    assert [path.stat().st_size > 1000 for path in plots] == [True, True]
+    assert result.stderr.count("wrote ") == 2
+    listed = json.loads(invoke("list", *twice[:4], *twice[:4], *SHAPE, *SHAPE, "--device", "cpu", "--json").output)
+    assert [len(one["algorithms"]) for one in listed] == [1]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"), ("fp64", "float64")])
+def test_element_types_have_short_names(name: str, dtype: str) -> None:
+    rows = json.loads(bench(*SHAPE, "--class", "fwd_wo", "--dtype", name, "--baseline", "none", "--json", "-").stdout)["rows"]
+    assert [(row["dtype"], row["status"]) for row in rows] == [(dtype, "ok")]
+    listed = json.loads(invoke("list", *SHAPE, "--class", "fwd_wo", "--dtype", name, "--device", "cpu", "--json").output)
+    assert listed[0]["dtype"] == dtype
+
+
+def test_bench_hands_named_devices_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(labs, "gpu_refusal", lambda device="gpu": "")
+    monkeypatch.setattr(command, "run", lambda request: seen.append(request.device) or 0)
+    for device in ("auto", "cpu", "gpu", "cuda", "cuda:1", "rocm:0"):
+        assert invoke("bench", *SHAPE, "--device", device).exit_code == 0
+    assert seen == ["auto", "cpu", "gpu", "cuda:0", "cuda:1", "rocm:0"]
+
+
+def test_models_are_listed() -> None:
+    text = invoke("list", "--models").output
+    for preset in PRESETS.values():
+        line = next(line.split() for line in text.splitlines() if line.split()[:1] == [preset.name])
+        assert line[1:5] == [str(extent) for extent in preset.shape.extents]
+    found = {one["model"]: one for one in json.loads(invoke("list", "--models", "--json").output)}
+    assert list(found) == list(PRESETS)
+    assert found["deepseek3-test-mi300"]["aliases"] == ["deepseek3-test"]
+    assert found["mixtral-8x7b"] == {"model": "mixtral-8x7b", "M": 15360, "K": 6144, "N": 20480, "E": 32, "aliases": []}
+
+
+# ---- what is kept ----------------------------------------------------------------------------------------------------------------
+
+
+def test_json_has_the_group_sizes_that_were_run(tmp_path) -> None:
+    data = json.loads(bench(*SHAPE, "--shape", "96,4,4,8", "--distribution", "zipf", "--seed", "7", "--json", "-").stdout)
+    assert [one["group_sizes"] for one in data["problems"]] == [zipf_sizes(48, 4, 7).tolist(), zipf_sizes(96, 8, 7).tolist()]
+    keys = ("model", "m", "k", "n", "e", "scale", "distribution")
+    problems = {tuple(one[key] for key in keys) for one in data["problems"]}
+    assert {tuple(row[key] for key in keys) for row in data["rows"]} == problems
+    path = tmp_path / "sizes.txt"
+    path.write_text("20\n0\n8\n20\n")  # a group a line
+    data = json.loads(bench(*SHAPE, "--scale", "2", "--distribution", str(path), "--json", "-").stdout)
+    assert [one["group_sizes"] for one in data["problems"]] == [[10, 0, 4, 10]]
+
+
+@pytest.mark.parametrize("name", ["a.npz", "folder", "whole.npy"])
+def test_files_that_are_no_group_sizes_are_usage_errors(name: str, tmp_path) -> None:
+    (tmp_path / "folder").mkdir()
+    np.savez(tmp_path / "a.npz", sizes=[1, 2, 3, 4])
+    np.save(tmp_path / "whole.npy", [1.0, 2.0, 3.0, 4.0])
+    result = bench(*SHAPE, "--distribution", str(tmp_path / name))
+    assert result.exit_code == 2
+    assert "Invalid value for --distribution" in result.output
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    return subprocess.run(["git", *names, "-C", str(folder), *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_commit_of_a_checkout_and_of_nothing_else(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment.commit_of(tmp_path) == (None, None)
+    _git(tmp_path, "init", "-q")
+    assert environment.commit_of(tmp_path) == (None, None)  # nothing is committed
+    (tmp_path / "a").write_text("1")
+    _git(tmp_path, "add", "a")
+    _git(tmp_path, "commit", "-q", "-m", "one")
+    head = _git(tmp_path, "rev-parse", "HEAD")
+    assert environment.commit_of(tmp_path) == (head, False)
+    (tmp_path / "a").write_text("2")
+    assert environment.commit_of(tmp_path) == (head, True)
+    (tmp_path / "site-packages").mkdir()
+    assert environment.commit_of(tmp_path / "site-packages") == (None, None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment.commit_of(tmp_path) == (None, None)  # there is no git
+
+
+def test_rows_carry_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "commit_of", lambda checkout: ("abc", True))
+    data = json.loads(bench(*SHAPE, "--class", "fwd_wi", "--json", "-").stdout)
+    assert (data["commit"], data["uncommitted_changes"]) == ("abc", True)
+    row = next(csv.DictReader(io.StringIO(bench(*SHAPE, "--class", "fwd_wi", "--csv", "-").stdout)))
+    assert (row["commit"], row["uncommitted_changes"]) == ("abc", "True")
+
+
+# ---- counts of calls -------------------------------------------------------------------------------------------------------------
+
+
+def _output(*arguments: str, **options) -> str:
+    return " ".join(bench(*SHAPE, *arguments, **options).output.split())
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_single_calls_are_told_with_their_reason(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "TIME_LIMIT", 0.0)
+    monkeypatch.setattr("os.getloadavg", lambda: (1000.0 if busy else 0.0, 0.0, 0.0), raising=False)
+    text = _output(repetitions=())
+    assert "24 of 24 times are of one call and no median (column runs), since the time limit is 0 s for the whole benchmark" in text
+    assert (", and the machine was busy;" in text) == busy
+    assert "no median" not in _output("--repetitions", "1", repetitions=())  # as was asked for
+
+
+def test_medians_are_not_called_single_calls() -> None:
+    assert "no median" not in _output(repetitions=())
+
+
+@pytest.mark.parametrize(
+    ("counts", "note"),
+    [([1, 1], "times of one call each"), ([5, 5], "medians of 5 timed calls"), ([1, 15], "medians of 1 to 15 timed calls")],
+)
+def test_the_note_of_a_plot_says_what_its_times_are(counts: list[int], note: str) -> None:
+    shapes = [MoEShape(8, 4, 4, 2)]
+    result = command.measure(
+        command.Request(shapes, [CLASSES["fwd_wi"], CLASSES["wgrad_wo"]], device="cpu", baselines=(), repetitions=1), lambda line: None
+    )
+    for row, count in zip(result.rows, counts, strict=True):
+        row.repetitions = count
+    assert f" · {note} · " in command.plot_note(result)
+
+
+def test_a_large_shape_is_run_as_given_with_a_word_on_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "AUTO_PADDED_FLOPS", 100)
+    result = bench(*SHAPE, "--class", "fwd_wi")
+    assert "48,12,10,4 is run as given: a padded dot of it takes 4.6e+04 operations. --scale auto makes it small" in result.stderr
+    assert "run as given" not in bench(*SHAPE, "--class", "fwd_wi", "--baseline", "loop").stderr
+    assert "run as given" not in bench(*SHAPE, "--class", "fwd_wi", "--scale", "1").stderr

@@ -1,0 +1,339 @@
+"""torch's CPU tensors, for real: every type, layout, grad state and way of giving sizes (`make test-torch`)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from comparison import assert_close
+from generators import (
+    FLOAT8S,
+    FLOATS,
+    WEIGHT_GRADIENT,
+    Library,
+    Mode,
+    dtype_of,
+    make_problem,
+    random_layout,
+    random_sizes,
+    random_values,
+)
+
+import hipgroupgemm as hgg
+
+pytestmark = pytest.mark.torch
+torch = None
+
+
+@pytest.fixture(autouse=True)
+def _torch():
+    """Imported by the tests only, so that collecting this file needs no torch."""
+    global torch
+    import torch as module
+
+    torch = module
+
+
+SIZES = [5, 0, 7]
+WIDTHS = {1: np.uint8, 2: np.int16}
+
+
+def to_torch(values, dtype=None):
+    """A NumPy array, bf16 and fp8 included, as a tensor of the same bits."""
+    name = dtype or values.dtype.name
+    if name in ("bfloat16", *FLOAT8S):
+        bits = torch.from_numpy(values.view(WIDTHS[values.dtype.itemsize]).copy())
+        return bits.view(getattr(torch, name))
+    return torch.from_numpy(values.copy())
+
+
+def to_numpy(tensor):
+    """A tensor as a NumPy array of the same bits."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name in ("bfloat16", *FLOAT8S):
+        kind = dtype_of(name)
+        same = torch.int16 if kind.itemsize == 2 else torch.uint8
+        return tensor.detach().contiguous().view(same).numpy().view(kind)
+    return tensor.detach().numpy()
+
+
+def operands(rng, dtype="float32"):
+    return random_values(rng, (12, 7), dtype), random_values(rng, (3, 7, 5), dtype)
+
+
+def bits(array):
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8S])
+def test_every_type(dtype, rng):
+    lhs, rhs = operands(rng, dtype)
+    got = hgg.ragged_dot(to_torch(lhs), to_torch(rhs), torch.tensor(SIZES))
+    assert isinstance(got, torch.Tensor)
+    assert got.dtype == getattr(torch, dtype)
+    assert got.device.type == "cpu"
+    assert not got.requires_grad
+    np.testing.assert_array_equal(bits(to_numpy(got)), bits(hgg.ragged_dot(lhs, rhs, SIZES)))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8S])
+def test_out_of_every_type(dtype, rng):
+    lhs, rhs = operands(rng, dtype)
+    out = to_torch(np.full((12, 5), np.nan, dtype_of(dtype)))
+    assert hgg.ragged_dot(to_torch(lhs), to_torch(rhs), torch.tensor(SIZES), out=out) is out
+    np.testing.assert_array_equal(bits(to_numpy(out)), bits(hgg.ragged_dot(lhs, rhs, SIZES)))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+def test_sizes_of_every_integer_type(kind, rng):
+    lhs, rhs = operands(rng)
+    a, b, wanted = to_torch(lhs), to_torch(rhs), hgg.ragged_dot(lhs, rhs, SIZES)
+    sizes = torch.tensor(SIZES).to(getattr(torch, kind))
+    np.testing.assert_array_equal(to_numpy(hgg.ragged_dot(a, b, sizes)), wanted)
+    ends = torch.tensor([5, 5, 12]).to(getattr(torch, kind))
+    np.testing.assert_array_equal(to_numpy(hgg.ragged_dot(a, b, offs=ends)), wanted)
+    offset = torch.tensor([1]).to(getattr(torch, kind))
+    np.testing.assert_array_equal(
+        to_numpy(hgg.ragged_dot(a, b[:1], sizes, group_offset=offset)), hgg.ragged_dot(lhs, rhs[:1], SIZES, group_offset=1)
+    )
+
+
+def test_torch_s_own_product_agrees(rng):
+    lhs, rhs = operands(rng, "float64")
+    got = hgg.ragged_dot(to_torch(lhs), to_torch(rhs), SIZES)
+    wanted = torch.cat([to_torch(lhs)[:5] @ to_torch(rhs)[0], to_torch(lhs)[5:] @ to_torch(rhs)[2]])
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_views_that_are_not_contiguous(dtype, rng):
+    lhs, rhs = operands(rng, dtype)
+    exact = hgg.ragged_dot_reference(lhs, rhs, SIZES, accumulate=np.float64, preferred_element_type=np.float64)
+    magnitude = hgg.ragged_dot_reference(abs(lhs), abs(rhs), SIZES, accumulate=np.float64, preferred_element_type=np.float64)
+    wide = to_torch(np.full((20, 20), np.nan, lhs.dtype))
+    wide[1:13, 2:9] = to_torch(lhs)
+    steps = to_torch(np.full((12, 14), np.nan, lhs.dtype))
+    steps[:, ::2] = to_torch(lhs)
+    for a in (wide[1:13, 2:9], steps[:, ::2], to_torch(np.ascontiguousarray(lhs.T)).t()):
+        assert not a.is_contiguous()
+        for b in (to_torch(rhs), to_torch(np.ascontiguousarray(rhs.transpose(0, 2, 1))).transpose(1, 2)):
+            for out in (None, to_torch(np.full((5, 12), np.nan, lhs.dtype)).t(), to_torch(np.full((12, 9), np.nan, lhs.dtype))[:, 1:6]):
+                got = hgg.ragged_dot(a, b, SIZES, out=out)
+                assert out is None or got is out
+                assert_close(to_numpy(got), exact, magnitude, 7, (lhs.dtype,))
+    one_for_all = to_torch(rhs[:1]).expand(3, 7, 5)
+    np.testing.assert_array_equal(
+        to_numpy(hgg.ragged_dot(to_torch(lhs), one_for_all, SIZES)), hgg.ragged_dot(lhs, np.broadcast_to(rhs[:1], rhs.shape), SIZES)
+    )
+
+
+def test_tensors_of_no_elements(rng):
+    _, rhs = operands(rng)
+    got = hgg.ragged_dot(torch.zeros(0, 7), to_torch(rhs), torch.zeros(3, dtype=torch.int32))
+    assert got.shape == (0, 5)
+    got = hgg.ragged_dot_general(torch.zeros(0, 7), torch.zeros(0, 5), torch.zeros(3, dtype=torch.int32), WEIGHT_GRADIENT)
+    assert got.shape == (3, 7, 5)
+    assert not got.any()
+    assert hgg.ragged_dot(torch.zeros(4, 0), torch.zeros(2, 0, 5), [2, 2]).tolist() == [[0.0] * 5] * 4
+    assert hgg.ragged_dot(torch.zeros(4, 3), torch.zeros(0, 3, 5), torch.zeros(0, dtype=torch.int64)).tolist() == [[0.0] * 5] * 4
+
+
+def test_gradients_are_refused_unless_they_are_off(rng):
+    lhs, rhs = (to_torch(values) for values in operands(rng))
+    wanted = hgg.ragged_dot(lhs, rhs, SIZES)
+    for name, arguments in [("lhs", (lhs.clone().requires_grad_(), rhs)), ("rhs", (lhs, torch.nn.Parameter(rhs.clone())))]:
+        with pytest.raises(NotImplementedError, match=rf"{name}: requires grad.*{name}\.detach\(\).*no_grad"):
+            hgg.ragged_dot(*arguments, SIZES)
+        with torch.no_grad():
+            got = hgg.ragged_dot(*arguments, SIZES)
+        assert not got.requires_grad
+        assert torch.equal(got, wanted)
+        assert torch.equal(hgg.ragged_dot(*(tensor.detach() for tensor in arguments), SIZES), wanted)
+        with torch.inference_mode():
+            assert torch.equal(hgg.ragged_dot(*arguments, SIZES), wanted)
+    out = torch.zeros(12, 5, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="out: requires grad"):
+        hgg.ragged_dot(lhs, rhs, SIZES, out=out)
+
+
+def test_parameters_and_subclasses(rng):
+    lhs, rhs = (to_torch(values) for values in operands(rng))
+
+    class Tagged(torch.Tensor):
+        pass
+
+    frozen = torch.nn.Parameter(rhs.clone(), requires_grad=False)
+    wanted = hgg.ragged_dot(lhs, rhs, SIZES)
+    assert torch.equal(hgg.ragged_dot(lhs, frozen, SIZES), wanted)
+    got = hgg.ragged_dot(lhs.as_subclass(Tagged), frozen, SIZES)
+    assert type(got) is torch.Tensor
+    assert torch.equal(got, wanted)
+
+
+def test_pending_negation_and_conjugation_are_refused(rng):
+    lhs, rhs = (to_torch(values) for values in operands(rng))
+    negated = torch.complex(torch.zeros_like(lhs), lhs).conj().imag
+    assert negated.is_neg()
+    with pytest.raises(TypeError, match=r"lhs: .*negation.*resolve_neg"):
+        hgg.ragged_dot(negated, rhs, SIZES)
+    assert torch.allclose(hgg.ragged_dot(negated.resolve_neg().contiguous(), rhs, SIZES), -hgg.ragged_dot(lhs, rhs, SIZES))
+    with pytest.raises(TypeError, match=r"lhs: .*conjugation"):
+        hgg.ragged_dot(torch.complex(lhs, lhs).conj(), rhs, SIZES)
+
+
+def test_layouts_and_devices_that_are_refused(rng):
+    lhs, rhs = (to_torch(values) for values in operands(rng))
+    for other in (lhs.to_sparse(), lhs.to_mkldnn()):
+        with pytest.raises(TypeError, match=r"lhs: got a tensor of layout torch\._?(sparse|mkldnn).*to_dense"):
+            hgg.ragged_dot(other, rhs, SIZES)
+    with pytest.raises(NotImplementedError, match="lhs: lies on torch device meta; wanted cpu or cuda"):
+        hgg.ragged_dot(lhs.to("meta"), rhs, SIZES)
+    with pytest.raises(NotImplementedError, match="group_sizes: lies on torch device meta"):
+        hgg.ragged_dot(lhs, rhs, torch.tensor(SIZES, device="meta"))
+
+
+@pytest.mark.parametrize("kind", ["int32", "bool", "complex64", "uint16"])
+def test_types_that_are_refused(kind, rng):
+    lhs, rhs = (to_torch(values) for values in operands(rng))
+    with pytest.raises(NotImplementedError, match=rf"lhs: got (torch\.)?{kind}, wanted a floating type"):
+        hgg.ragged_dot(lhs.to(getattr(torch, kind)), rhs, SIZES)
+    if kind in ("bool", "complex64"):
+        with pytest.raises(TypeError, match=f"group_sizes: got {kind}, wanted an integer type"):
+            hgg.ragged_dot(lhs, rhs, torch.tensor(SIZES).to(getattr(torch, kind)))
+
+
+def test_float_sizes_are_a_type_error(rng):
+    lhs, rhs = (to_torch(values) for values in operands(rng))
+    for kind in (torch.float32, torch.bfloat16):
+        with pytest.raises(TypeError, match=r"group_sizes: got .*float.*, wanted an integer type"):
+            hgg.ragged_dot(lhs, rhs, torch.tensor(SIZES, dtype=kind))
+
+
+def test_torch_s_dtypes_are_taken_where_a_type_is_named(rng):
+    lhs, rhs = (to_torch(values) for values in operands(rng, "bfloat16"))
+    assert hgg.ragged_dot(lhs, rhs, SIZES, preferred_element_type=torch.float32).dtype == torch.float32
+    assert hgg.ragged_dot(lhs, rhs, SIZES, preferred_element_type=torch.float8_e5m2).dtype == torch.float8_e5m2
+    assert hgg.ArraySpec((3, 4), torch.bfloat16).dtype == dtype_of("bfloat16")
+    named = hgg.as_array(lhs.view(torch.int16), torch.bfloat16)
+    assert torch.equal(hgg.ragged_dot(named, rhs, SIZES), hgg.ragged_dot(lhs, rhs, SIZES))
+    with pytest.raises(NotImplementedError, match="preferred_element_type: got int64"):
+        hgg.ragged_dot(lhs, rhs, SIZES, preferred_element_type=torch.int64)
+
+
+def test_mixed_with_numpy(rng):
+    lhs, rhs = operands(rng)
+    wanted = hgg.ragged_dot(lhs, rhs, SIZES)
+    got = hgg.ragged_dot(to_torch(lhs), rhs, np.array(SIZES))
+    assert isinstance(got, torch.Tensor)
+    np.testing.assert_array_equal(to_numpy(got), wanted)
+    other = hgg.ragged_dot(lhs, to_torch(rhs), torch.tensor(SIZES))
+    assert type(other) is np.ndarray
+    np.testing.assert_array_equal(other, wanted)
+    out = np.zeros((12, 5), np.float32)
+    assert hgg.ragged_dot(to_torch(lhs), to_torch(rhs), SIZES, out=out) is out
+    np.testing.assert_array_equal(out, wanted)
+
+
+def test_alpha_beta_c_bias_and_a_plan(rng):
+    problem = make_problem(rng, Mode.NON_CONTRACTING, 33, 5, 7, random_sizes(rng, 33, 4), "bfloat16", c="array", bias=True)
+    arguments = {"c": to_torch(problem.c.values), "bias": to_torch(problem.bias.values), "alpha": 2.0, "beta": 0.5}
+    a, b, sizes = to_torch(problem.lhs.values), to_torch(problem.rhs.values), to_torch(problem.sizes.values)
+    problem.settings.update(alpha=2.0, beta=0.5)
+    wanted = problem.check()
+    np.testing.assert_array_equal(bits(to_numpy(hgg.ragged_dot(a, b, sizes, **arguments))), bits(wanted))
+    config = hgg.config_for_ragged_dot(a, b, sizes, **arguments)
+    with hgg.GroupedMatmulPlan(config, device="cpu") as plan:
+        first = plan.execute(a, b, sizes, **arguments)
+        again = plan.execute(a, b, sizes, **arguments, out=torch.empty_like(first))
+        assert isinstance(first, torch.Tensor)
+        np.testing.assert_array_equal(bits(to_numpy(first)), bits(wanted))
+        np.testing.assert_array_equal(bits(to_numpy(again)), bits(wanted))
+    out = to_torch(problem.c.values)
+    hgg.ragged_dot(a, b, sizes, **{**arguments, "c": out}, out=out)
+    np.testing.assert_array_equal(bits(to_numpy(out)), bits(wanted))
+
+
+def test_torch_s_memory_is_used_as_it_is(rng):
+    lhs, rhs = (to_torch(values) for values in operands(rng))
+    view = hgg.as_array(lhs[2:, 1:])
+    assert view.pointer == lhs.data_ptr() + (2 * 7 + 1) * 4
+    assert view.strides == (28, 4)
+    with pytest.raises(ValueError, match="out: shares memory with lhs"):
+        hgg.ragged_dot(lhs, rhs, SIZES, out=lhs[:, :5])
+    with pytest.raises(ValueError, match="out: its elements overlap"):
+        hgg.ragged_dot(lhs, rhs, SIZES, out=torch.zeros(5).expand(12, 5))
+
+
+class OnlyDLPack:
+    """A tensor of which nothing but its DLPack export is known."""
+
+    def __init__(self, tensor):
+        self.__dlpack__, self.__dlpack_device__ = tensor.__dlpack__, tensor.__dlpack_device__
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8S])
+def test_torch_s_own_capsules_are_read_right(dtype, rng):
+    """Another implementation's codes for every element type, bf16 and fp8 included."""
+    lhs, rhs = operands(rng, dtype)
+    view = hgg.as_array(OnlyDLPack(to_torch(lhs)))
+    assert view.dtype == lhs.dtype
+    got = hgg.ragged_dot(OnlyDLPack(to_torch(lhs)), OnlyDLPack(to_torch(rhs)), OnlyDLPack(torch.tensor(SIZES)))
+    np.testing.assert_array_equal(bits(got), bits(hgg.ragged_dot(lhs, rhs, SIZES)))
+
+
+class TorchLibrary(Library):
+    """The generators' problems as tensors, with their layouts, their poison and the bytes round them."""
+
+    name = "torch"
+
+    def to_device(self, storage):
+        return torch.from_numpy(storage.copy())
+
+    def to_host(self, storage):
+        return storage.numpy().copy()
+
+    def view(self, storage, offset, shape, strides, dtype):
+        steps = [stride // dtype.itemsize for stride in strides]
+        return storage.view(getattr(torch, dtype.name)).as_strided(shape, steps, offset // dtype.itemsize)
+
+    def result(self, array):
+        assert isinstance(array, torch.Tensor)
+        return to_numpy(array)
+
+
+@pytest.mark.parametrize("mode", Mode, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_the_generators_problems_as_tensors(mode, dtype, rng):
+    for _ in range(15):
+        batch = 2 if mode is Mode.BATCH or rng.random() < 0.5 else None
+        ndim = 2 if batch is None else 3
+        ranks = {"lhs": ndim, "rhs": ndim + (mode is Mode.NON_CONTRACTING), "out": ndim + (mode is Mode.CONTRACTING)}
+        layouts = {name: random_layout(rng, rank, may_broadcast=name != "out") for name, rank in ranks.items()}
+        extents = (5, 6, 20) if mode is Mode.CONTRACTING else (20, 5, 6)
+        settings = {"layouts": layouts, "batch": batch, "out_dtype": "float32", "give_out": bool(rng.random() < 0.7)}
+        settings["c"] = "array" if rng.random() < 0.5 else None
+        settings["beta"] = 0.3 if settings["c"] else 0.0
+        make_problem(rng, mode, *extents, random_sizes(rng, 20, 4), dtype, library=TorchLibrary(), **settings).check()
+
+
+@pytest.mark.parametrize("call", ["function", "plan", "reference"])
+def test_autograd_learns_that_out_was_written(call):
+    """exp keeps its result for the backward; once that is overwritten, a backward must fail and not give another gradient."""
+    lhs, rhs, sizes = torch.ones(8, 4), torch.ones(2, 4, 4), torch.tensor([3, 5])
+    x = torch.ones(8, 4, requires_grad=True)
+    y = torch.exp(x)
+    out = y.detach()
+    if call == "plan":
+        with hgg.GroupedMatmulPlan(hgg.config_for_ragged_dot(lhs, rhs, sizes, out=out), device="cpu") as plan:
+            assert plan.execute(lhs, rhs, sizes, out=out) is out
+    else:
+        function = hgg.ragged_dot if call == "function" else hgg.ragged_dot_reference
+        assert function(lhs, rhs, sizes, out=out) is out
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_out_may_be_an_inference_tensor():
+    with torch.inference_mode():
+        out = torch.empty(8, 4)
+        hgg.ragged_dot(torch.ones(8, 4), torch.ones(2, 4, 4), torch.tensor([3, 5]), out=out)
+    assert (out == 4).all()
