@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from typing import Any
 
@@ -14,45 +15,45 @@ from hipgroupgemm.runtime.base import Runtime
 from hipgroupgemm.runtime.parameters import Blob, KernelParameters
 from hipgroupgemm.views import ArrayView, packed_strides
 
-__all__ = ["DeviceKernels", "PinnedRing", "kernel_sources"]
+__all__ = ["THREADS", "DeviceKernels", "PinnedRing", "kernel_headers", "scan_blocks"]
 
 THREADS = 256  # HGG_THREADS
 _FILL_SHARE = 32  # HGG_FILL_SHARE
-_HEADERS = ("arguments.h", "finish.h", "numbers.h", "portable.h", "records.h", "scan.h", "tiles.h")
 
 
-def kernel_sources() -> tuple[str, dict[str, str]]:
-    """The text of kernels.cpp, and of every header that it includes, by name."""
+@functools.lru_cache(1)
+def kernel_headers() -> dict[str, str]:
+    """The text of every header that device sources may include, by name."""
+    folders = (native.device_folder(), native.include_folder())
+    return {name: _read(folder, name) for folder in folders for name in sorted(os.listdir(folder)) if name.endswith(".h")}
 
-    def read(folder: str, name: str) -> str:
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
-            return file.read()
 
-    device = native.device_folder()
-    headers = {name: read(device, name) for name in _HEADERS}
-    headers["user_arguments.h"] = read(native.include_folder(), "user_arguments.h")
-    return read(device, "kernels.cpp"), headers
+def _read(folder: str, name: str) -> str:
+    with open(os.path.join(folder, name), encoding="utf-8") as file:
+        return file.read()
+
+
+def scan_blocks(places: int, tile_capacity: int = 0) -> int:
+    """Blocks of a scan's grid, as `device/arguments.h` advises: `places` sizes, `tile_capacity` table entries (0: no table)."""
+    if tile_capacity:
+        return min(max(1, -(-tile_capacity // 1024)), 32)
+    return min(max(1, -(-places // _FILL_SHARE)), 256)
 
 
 class DeviceKernels:
-    """hgg_fill, hgg_scan and hgg_finish on one device. All take the 648 bytes of `ScanArguments` by value."""
+    """hgg_fill and hgg_finish on one device. Both take the 648 bytes of `ScanArguments` by value."""
 
     def __init__(self, runtime: Runtime, device: int) -> None:
-        source, headers = kernel_sources()
-        module = runtime.module_from_source(source, "hipgroupgemm_kernels.cpp", ("-std=c++17",), device, headers)
+        source = _read(native.device_folder(), "kernels.cpp")
+        module = runtime.module_from_source(source, "hipgroupgemm_kernels.cpp", ("-std=c++17",), device, kernel_headers())
         self._runtime = runtime
-        self._fill, self._scan, self._finish = (module.get_function(name) for name in ("hgg_fill", "hgg_scan", "hgg_finish"))
+        self._fill, self._finish = (module.get_function(name) for name in ("hgg_fill", "hgg_finish"))
         self._parameters = KernelParameters([Blob(SIZE)])
         self._finish_grid = 2 * runtime.multiprocessor_count(device)
 
     def fill(self, arguments: bytearray, places: int, stream: int) -> None:
         """Launches hgg_fill over `places` groups and surplus records."""
-        self._launch(self._fill, arguments, min(max(1, -(-places // _FILL_SHARE)), 256), stream)
-
-    def scan(self, arguments: bytearray, places: int, tile_capacity: int, stream: int) -> None:
-        """Launches hgg_scan over `places` groups; `tile_capacity` 0 where no tile table is written."""
-        grid = min(max(1, -(-tile_capacity // 1024)), 32) if tile_capacity else min(max(1, -(-places // _FILL_SHARE)), 256)
-        self._launch(self._scan, arguments, grid, stream)
+        self._launch(self._fill, arguments, scan_blocks(places), stream)
 
     def finish(self, arguments: bytearray, stream: int) -> None:
         """Launches hgg_finish."""
@@ -89,14 +90,18 @@ class PinnedRing:
         """Copies host integers, packed, to a device address in the order of the stream; returns their view there."""
         from hipgroupgemm.backends.reference import numpy_view
 
-        host = np.ascontiguousarray(numpy_view(view.pointer, view.shape, view.strides, view.dtype))
+        self.put(numpy_view(view.pointer, view.shape, view.strides, view.dtype), address, stream)
+        strides = packed_strides(view.shape, view.dtype.itemsize)
+        return ArrayView(address, view.shape, strides, view.dtype, view.device, view.framework, owner=view.owner)
+
+    def put(self, values: np.ndarray[Any, Any], address: int, stream: int) -> None:
+        """Copies an array, packed, to a device address in the order of the stream."""
+        host = np.ascontiguousarray(values)
         if host.nbytes:
             piece, event = self._piece()
             ctypes.memmove(piece, host.ctypes.data, host.nbytes)
             self._runtime.memcpy_async(address, piece, host.nbytes, stream)
             self._runtime.record_event(event, stream)
-        strides = packed_strides(view.shape, view.dtype.itemsize)
-        return ArrayView(address, view.shape, strides, view.dtype, view.device, view.framework, owner=view.owner)
 
     def read(self, address: int, nbytes: int, stream: int) -> bytes:
         """Bytes of device memory, once the stream has come to them. Waits."""
@@ -107,8 +112,9 @@ class PinnedRing:
         return ctypes.string_at(piece, nbytes)
 
     def close(self) -> None:
-        """Frees the pieces."""
+        """Frees the pieces, once the copies from them have ended."""
         pieces, self._pieces = self._pieces, []
         for address, event in pieces:
+            self._runtime.synchronize_event(event)
             self._runtime.destroy_event(event)
             self._runtime.host_free(address, self._device)

@@ -7,12 +7,13 @@ import threading
 from typing import Any
 
 from hipgroupgemm.backends.base import Arguments, Executable
+from hipgroupgemm.backends.device_kernels import THREADS, scan_blocks
 from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, RAGGED_K, RAGGED_N, SIZE, ScanArguments, fault_from_bytes
 from hipgroupgemm.backends.triton.candidates import Candidate, Machine
 from hipgroupgemm.backends.triton.compiler import CompiledKernel, KernelSpec, compile_kernel
 from hipgroupgemm.backends.triton.descriptors import Descriptors
 from hipgroupgemm.backends.triton.host_sizes import HostSizes
-from hipgroupgemm.backends.triton.scan import SPECIAL, THREADS, scan_blocks, scan_function
+from hipgroupgemm.backends.triton.scan import SPECIAL, scan_function
 from hipgroupgemm.backends.triton.specs import parts_spec, spec_of
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.groups import GroupFault
@@ -69,7 +70,7 @@ class TritonExecutable(Executable):
         self._programmatic = candidate.kernel == "hopper" and self._has_scan
         with runtime.use_device(self._device):
             self._prepare()
-        self._host = HostSizes(runtime, self._device, stream)
+        self._host = HostSizes(runtime, self._device, stream, self._scans * key.group_total)
         self._fault_at: set[int] = set()
         self._bound: GroupedGemmConfig | None = None
         self._last: tuple[Any, ...] = ()
