@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import click
 
-if TYPE_CHECKING:
-    from hipgroupgemm.workloads import MoEShape, RaggedDotClass
-
-    _ParamType = click.ParamType[Any]  # generic for type checkers only: older releases of click can't be subscripted
-else:
-    _ParamType = click.ParamType
+from hipgroupgemm.cli_parameters import (
+    BytesType,
+    OutputType,
+    ScaleType,
+    check_backends,
+    check_gpu,
+    check_outputs,
+    classes_of,
+    once,
+    problem_options,
+    require_matplotlib,
+    shapes_of,
+)
 
 __all__ = ["cli", "main"]
 
 INTERRUPTED = 130  # 128 + SIGINT, what shells report of a command that Ctrl-C ended
-_DTYPE_ALIASES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
-_DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-_CLASSES = ("fwd_wi", "fwd_wo", "dgrad_wi", "dgrad_wo", "wgrad_wi", "wgrad_wo")
 _BASELINES = ("padded_dot", "padded_batch", "loop")
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -59,179 +59,11 @@ def cli() -> None:
     """Grouped GEMM (ragged dot) for mixture-of-experts layers: measure it, see its algorithms, check this machine."""
 
 
-# ---- parameters ----------------------------------------------------------------------------------------------------------------
-
-
-class _Shape(_ParamType):
-    name = "M,K,N,E"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from hipgroupgemm.workloads import MoEShape
-
-        try:
-            return MoEShape.parse(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class _Model(_ParamType):
-    name = "NAME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from hipgroupgemm.workloads import SUITES, presets_of
-
-        if value == "all":
-            return SUITES["models"]
-        try:
-            return tuple(preset.shape for preset in presets_of(str(value)))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class _Scale(_ParamType):
-    name = "auto|DIVISOR"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value in (None, "auto") or isinstance(value, int):
-            return value
-        if not str(value).isdecimal() or int(value) < 1:
-            self.fail(f"{value!r}: wanted auto or a divisor of at least 1 for M, K and N, such as 8", param, ctx)
-        return int(value)
-
-
-class _DType(_ParamType):
-    name = "NAME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        name = _DTYPE_ALIASES.get(str(value), str(value))
-        if name not in _DTYPES:
-            aliases = ", ".join(f"{short} for {name}" for short, name in _DTYPE_ALIASES.items())
-            self.fail(f"{value!r}: no such element type; there are {', '.join(_DTYPES)}; {aliases}", param, ctx)
-        return name
-
-
-class _DeviceName(_ParamType):
-    """A device's name, in the form that `Device` has it, or auto or gpu."""
-
-    name = "cpu|gpu|cuda[:N]|rocm[:N]|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value in ("auto", "gpu", "cpu"):
-            return value
-        from hipgroupgemm.views import Device
-
-        try:
-            return str(Device.of(str(value)))
-        except ValueError as error:
-            self.fail(f'{error}, "auto" or "gpu"', param, ctx)
-
-
-class _Bytes(_ParamType):
-    name = "BYTES"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        text = str(value).strip().lower()
-        number = text.rstrip("bgikm ")
-        unit = text[len(number) :].strip()
-        if not number.isdecimal() or unit not in _UNITS:
-            self.fail(f"{value!r}: wanted a number of bytes, such as 33554432 or 32MiB", param, ctx)
-        return int(number) * _UNITS[unit]
-
-
-class _Output(click.Path):
-    """A file to write, checked before the long work and not after it."""
-
-    def __init__(self, suffixes: tuple[str, ...] = ()) -> None:
-        super().__init__(dir_okay=False, writable=True, path_type=Path)
-        self.suffixes = suffixes
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = Path(str(super().convert(value, param, ctx)))
-        if str(value) == "-" and not self.suffixes:
-            return path  # standard output
-        if str(path) == "-":  # ./- is a file
-            path = path.absolute()
-        target = Path(os.path.realpath(path)) if path.is_symlink() else path
-        folder = target.parent
-        if not folder.is_dir():
-            self.fail(f"{path}: there is no directory {folder}; make it first", param, ctx)
-        if target.is_file() or not target.exists():  # files are made anew beside the old one
-            try:
-                with tempfile.TemporaryFile(dir=folder):
-                    pass
-            except OSError as error:
-                self.fail(f"{path}: no file can be made in {folder} ({error.strerror})", param, ctx)
-        if self.suffixes and path.suffix.lower() not in self.suffixes:
-            self.fail(f"{path}: wanted a name that ends in {', '.join(self.suffixes)}", param, ctx)
-        return path
-
-
-_DEVICE_HELP = "auto: the GPU where CuPy finds one, else the CPU. gpu: CuPy's current device."
-
-
-def _problem_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    options = (
-        click.option(
-            "--model", "models", type=_Model(), multiple=True, help="A preset (hipgroupgemm list --models prints them), or all. Repeatable."
-        ),
-        click.option("--shape", "shapes", type=_Shape(), multiple=True, help="M routed tokens, K embedding, N MLP, E experts. Repeatable."),
-        click.option("--class", "classes", type=click.Choice(_CLASSES), multiple=True, help="Default: all six. Repeatable."),
-        click.option(
-            "--dtype",
-            type=_DType(),
-            help=f"Element type: {', '.join(_DTYPES)}, or {', '.join(_DTYPE_ALIASES)}. Default: float32 on a CPU, bfloat16 on a GPU.",
-        ),
-        click.option(
-            "--backend",
-            "backends",
-            metavar="NAME",
-            multiple=True,
-            help="Default: all that can. hipgroupgemm doctor shows which there are and where they run. Repeatable.",
-        ),
-        click.option("--device", type=_DeviceName(), metavar=_DeviceName.name, default="auto", show_default=True, help=_DEVICE_HELP),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _check_backends(names: Sequence[str]) -> None:
-    from hipgroupgemm.backends import backend_names
-
-    for name in names:
-        if name not in backend_names():
-            raise click.BadParameter(f"{name!r}: no such backend; there are {', '.join(backend_names())}", param_hint="--backend")
-
-
-def _classes(names: Sequence[str]) -> list[RaggedDotClass]:
-    from hipgroupgemm.workloads import CLASSES
-
-    return [CLASSES[name] for name in _once(names) or _CLASSES]
-
-
-def _once(values: Sequence[Any]) -> tuple[Any, ...]:
-    """What was given twice counts once, in the order of first mention."""
-    return tuple(dict.fromkeys(values))
-
-
-def _shapes(models: Sequence[tuple[MoEShape, ...]], suite: str | None, exact: Sequence[MoEShape]) -> tuple[list[MoEShape], list[MoEShape]]:
-    """The named shapes and those given as numbers, none twice; a shape of a suite that is given as numbers too is one of the latter."""
-    from hipgroupgemm.workloads import SUITES
-
-    named = [shape for group in models for shape in group]
-    named += list(SUITES[suite]) if suite else []
-    if not named and not exact:
-        named = list(SUITES["models"])
-    given = {(shape.label, shape.extents): shape for shape in exact}
-    rest = {(shape.label, shape.extents): shape for shape in named if (shape.label, shape.extents) not in given}
-    return list(rest.values()), list(given.values())
-
-
 # ---- bench ---------------------------------------------------------------------------------------------------------------------
 
 
 @cli.command()
-@_problem_options
+@problem_options
 @click.option("--suite", type=click.Choice(["table12", "models"]), help="table12: the eleven shapes of the article's micro-benchmark.")
 @click.option(
     "--distribution",
@@ -245,18 +77,18 @@ def _shapes(models: Sequence[tuple[MoEShape, ...]], suite: str | None, exact: Se
 @click.option("--baseline", "baselines", type=click.Choice([*_BASELINES, "none"]), multiple=True, help="Default: all three. Repeatable.")
 @click.option(
     "--scale",
-    type=_Scale(),
+    type=ScaleType(),
     metavar="auto|DIVISOR",
     help="Divide M, K and N; 1 for nothing. auto: nothing on a GPU; on a CPU the power of two that keeps the padded dot short. "
     "Default: auto for models and suites; a --shape is run as given.",
 )
 @click.option("--repetitions", type=click.IntRange(min=1), help="Timed calls of each row. Default: 1 to 15, as time allows.")
-@click.option("--csv", "csv_path", type=_Output(), help="Write the rows here as CSV; - is standard output.")
-@click.option("--json", "json_path", type=_Output(), help="Write the rows and all group sizes here as JSON; - is standard output.")
+@click.option("--csv", "csv_path", type=OutputType(), help="Write the rows here as CSV; - is standard output.")
+@click.option("--json", "json_path", type=OutputType(), help="Write the rows and all group sizes here as JSON; - is standard output.")
 @click.option(
     "--plot",
     "plot_paths",
-    type=_Output((".png", ".svg", ".pdf")),
+    type=OutputType((".png", ".svg", ".pdf")),
     multiple=True,
     help="Plot speed-up and fraction of the floor, by the name's ending (needs matplotlib). Repeatable.",
 )
@@ -276,26 +108,26 @@ def bench(**options: Any) -> None:
     """
     from hipgroupgemm.benchmark.command import DistributionError, Request, run
 
-    _check_backends(options["backends"])
-    plots = _once(options["plot_paths"])
+    check_backends(options["backends"])
+    plots = once(options["plot_paths"])
     if plots:
-        _require_matplotlib()
-    _check_outputs([path for path in (options["csv_path"], options["json_path"], *plots) if path is not None])
-    baselines = _once(options["baselines"]) or _BASELINES
+        require_matplotlib()
+    check_outputs([path for path in (options["csv_path"], options["json_path"], *plots) if path is not None])
+    baselines = once(options["baselines"]) or _BASELINES
     if "none" in baselines and len(baselines) > 1:
         raise click.BadParameter("none was given along with others; give none, or those wanted", param_hint="--baseline")
-    _check_gpu(options["device"])
-    named, exact = _shapes(options["models"], options["suite"], options["shapes"])
+    check_gpu(options["device"])
+    named, exact = shapes_of(options["models"], options["suite"], options["shapes"])
     if options["scale"] == "auto":
         named, exact = [*named, *exact], []
     request = Request(
         shapes=named,
         exact_shapes=exact,
-        classes=_classes(options["classes"]),
+        classes=classes_of(options["classes"]),
         dtype=options["dtype"],
         distribution=options["distribution"],
         seed=options["seed"],
-        backends=_once(options["backends"]) or None,
+        backends=once(options["backends"]) or None,
         baselines=() if "none" in baselines else baselines,
         scale=None if options["scale"] == "auto" else options["scale"],
         repetitions=options["repetitions"],
@@ -315,36 +147,12 @@ def bench(**options: Any) -> None:
     click.get_current_context().exit(code)
 
 
-def _check_outputs(paths: Sequence[Path]) -> None:
-    for index, path in enumerate(paths):
-        if path in paths[:index] and str(path) != os.devnull:
-            raise click.UsageError(f"{'standard output' if str(path) == '-' else path} was given for two outputs; give each its own")
-
-
-def _check_gpu(device: str) -> None:
-    """A GPU that was asked for and that CuPy can't serve is a usage error; auto falls back to the CPU."""
-    if device in ("auto", "cpu"):
-        return
-    from hipgroupgemm.benchmark.labs import gpu_refusal
-
-    reason = gpu_refusal(device)
-    if reason:
-        raise click.BadParameter(reason, param_hint="--device")
-
-
-def _require_matplotlib() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise click.UsageError("--plot needs matplotlib, which is not installed: pip install 'hipgroupgemm[bench]'")
-
-
 # ---- list ----------------------------------------------------------------------------------------------------------------------
 
 
 @cli.command(name="list")
-@_problem_options
-@click.option("--max-workspace", type=_Bytes(), help="Only algorithms that need at most so many bytes, such as 32MiB.")
+@problem_options
+@click.option("--max-workspace", type=BytesType(), help="Only algorithms that need at most so many bytes, such as 32MiB.")
 @click.option("--max-algorithms", type=click.IntRange(min=1), help="At most so many of each backend.")
 @click.option("--models", "list_models", is_flag=True, help="Print the model presets and their shapes instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -361,20 +169,20 @@ def list_algorithms(**options: Any) -> None:
         else:
             print_models()
         return
-    _check_backends(options["backends"])
+    check_backends(options["backends"])
     if not (options["models"] or options["shapes"]):
         raise click.UsageError("Which problem? Give --shape M,K,N,E or --model NAME; --models prints the names.")
     from hipgroupgemm.views import Device
 
     if options["device"] == "gpu":
-        _check_gpu("gpu")
+        check_gpu("gpu")
     device = default_device() if options["device"] in ("auto", "gpu") else Device.of(options["device"])
     dtype = options["dtype"] or ("float32" if device.kind == "cpu" else "bfloat16")
-    named, exact = _shapes(options["models"], None, options["shapes"])
+    named, exact = shapes_of(options["models"], None, options["shapes"])
     listings = [
-        algorithms_of(kind, shape, dtype, device, _once(options["backends"]), options["max_algorithms"], options["max_workspace"])
+        algorithms_of(kind, shape, dtype, device, once(options["backends"]), options["max_algorithms"], options["max_workspace"])
         for shape in (*named, *exact)
-        for kind in _classes(options["classes"])
+        for kind in classes_of(options["classes"])
     ]
     if options["as_json"]:
         click.echo(json.dumps([listing.as_dict() for listing in listings], indent=1))
