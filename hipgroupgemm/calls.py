@@ -78,21 +78,30 @@ class Operands:
                 raise ValueError(f"{name}: has shape {view.shape} but no memory (an ArraySpec?); pass an array to compute with")
 
     def take_output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Makes out where the caller gave none; refuses one that overlaps an operand."""
+        """Makes out where the caller gave none; refuses one, and a workspace, that overlaps an operand."""
+        operands = [
+            (name, view)
+            for name, view in (
+                ("lhs", self.lhs),
+                ("rhs", self.rhs),
+                (self.sizes_name, self.sizes),
+                ("group_offset", self.group_offset if isinstance(self.group_offset, ArrayView) else None),
+                ("c", self.c),
+                ("bias", self.bias),
+            )
+            if view is not None
+        ]
         if self.out is None:
             self.out_object, self.out = arrays.empty(shape, dtype, self.lhs, self.device, self.stream)
-            return
-        for name, view in (
-            ("lhs", self.lhs),
-            ("rhs", self.rhs),
-            (self.sizes_name, self.sizes),
-            ("c", self.c),
-            ("bias", self.bias),
-        ):
-            if view is not None and _overlap(self.out, view) and not (name == "c" and _same_elements(self.out, view)):
-                raise ValueError(
-                    f"out: shares memory with {name}" + (" without being exactly c" if name == "c" else "") + "; give it memory of its own"
-                )
+        else:
+            for name, view in operands:
+                if _overlap(self.out, view) and not (name == "c" and _same_elements(self.out, view)):
+                    exactly = " without being exactly c" if name == "c" else ""
+                    raise ValueError(f"out: shares memory with {name}{exactly}; give it memory of its own")
+        if self.workspace is not None:
+            for name, view in [*operands, ("out", self.out)]:
+                if _overlap(self.workspace, view):
+                    raise ValueError(f"workspace: shares memory with {name}; give it memory of its own")
 
     def validate_host_values(self, axes: RaggedDotAxes) -> None:
         """Refuses wrong sizes and a wrong group offset where they lie on the host; on the device they are clamped and flagged."""
@@ -257,6 +266,8 @@ def gather(
         if view is not None
     ]
     device = arrays.common_device(named)
+    if workspace_view is not None and workspace_view.readonly:
+        raise TypeError("workspace: is read-only; pass a writable array")
     for name, view in ((sizes_name, sizes), ("group_offset", offset)):
         if isinstance(view, ArrayView) and view.device.kind != "cpu":
             arrays.common_device([("lhs", lhs_view), ("rhs", rhs_view), (name, view)])

@@ -327,7 +327,7 @@ class GroupedGemmConfig:
     def from_json(cls, text: str) -> GroupedGemmConfig:
         """The config that `to_json` wrote.
 
-        Raises ValueError for text that is no such object, of another version, or with fields missing or unknown.
+        Raises ValueError for text that is no such object, of another version, or with fields missing, unknown or of a wrong type.
         """
         try:
             data = json.loads(text)
@@ -341,9 +341,9 @@ class GroupedGemmConfig:
         try:
             data["ragged_mode"] = RaggedDotMode(data["ragged_mode"])
             data["epilogue"] = Epilogue(data["epilogue"])
-        except ValueError as error:
+            return cls(**data)
+        except (TypeError, ValueError) as error:
             raise ValueError(f"text: {error}") from None
-        return cls(**data)
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

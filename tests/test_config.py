@@ -238,14 +238,15 @@ def test_what_is_no_config_in_json(text, word):
 
 def test_json_is_validated_as_any_config():
     data = json.loads(forward_config().to_json())
-    for changes, kind, word in [
-        ({"m": -4}, ValueError, "m=-4"),
-        ({"m": "4"}, TypeError, "m='4'"),
-        ({"ragged_mode": "sideways"}, ValueError, "sideways"),
-        ({"alpha": "2"}, TypeError, "alpha='2'"),
-        ({"colour": 1}, ValueError, "colour"),
+    for changes, word in [
+        ({"m": -4}, "m=-4"),
+        ({"m": "4"}, "m='4'"),
+        ({"ragged_mode": "sideways"}, "sideways"),
+        ({"alpha": "2"}, "alpha='2'"),
+        ({"ragged_mode": ["NON_CONTRACTING"]}, "NON_CONTRACTING"),
+        ({"colour": 1}, "colour"),
     ]:
-        with pytest.raises(kind, match=word):
+        with pytest.raises(ValueError, match=word):
             hgg.GroupedGemmConfig.from_json(json.dumps({**data, **changes}))
 
 

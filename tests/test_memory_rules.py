@@ -247,6 +247,20 @@ def test_what_only_looks_like_overlap_is_taken(rng):
     np.testing.assert_array_equal(behind[40:], wanted)
 
 
+def test_a_workspace_is_nobody_elses_memory(rng):
+    memory = np.zeros(4096, np.uint8)
+    lhs, out = memory[:96].view(np.float32).reshape(8, 3), memory[1024 : 1024 + 160].view(np.float32).reshape(8, 5)
+    rhs = random_values(rng, (2, 3, 5), "float32")
+    for start, name in ((90, "lhs"), (1100, "out"), (0, "lhs")):
+        with pytest.raises(ValueError, match=f"workspace: shares memory with {name}"):
+            hgg.ragged_dot(lhs, rhs, [4, 4], out=out, workspace=memory[start : start + 64])
+    frozen = memory[2048:].copy()
+    frozen.flags.writeable = False
+    with pytest.raises(TypeError, match="workspace: is read-only"):
+        hgg.ragged_dot(lhs, rhs, [4, 4], out=out, workspace=frozen)
+    hgg.ragged_dot(lhs, rhs, [4, 4], out=out, workspace=memory[2048:])
+
+
 def test_out_may_not_overlap_itself(rng):
     lhs, rhs = random_values(rng, (4, 3), "float32"), random_values(rng, (2, 3, 5), "float32")
     memory = np.zeros(100, np.float32)
