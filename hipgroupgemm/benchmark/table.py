@@ -22,7 +22,7 @@ from rich.table import Table
 from hipgroupgemm.benchmark.runner import Row
 from hipgroupgemm.workloads import PRESETS
 
-__all__ = ["STDOUT", "bytes_text", "print_rows", "write_csv", "write_json", "write_text"]
+__all__ = ["STDOUT", "bytes_text", "number_text", "print_rows", "write_csv", "write_json", "write_text"]
 
 STDOUT = Path("-")
 """The name of standard output, where a file to write is named."""
@@ -92,18 +92,18 @@ def _measures(row: Row, wide: bool) -> list[str]:
             error,
         ]
     return [
-        _number(row.median_ms),
+        number_text(row.median_ms),
         str(row.repetitions),
-        _number(row.tflops),
+        number_text(row.tflops),
         "-" if row.floor_fraction is None else f"{row.floor_fraction:.2g}",
-        "-" if row.speedup is None else f"{_number(row.speedup)}x",
+        "-" if row.speedup is None else f"{number_text(row.speedup)}x",
         bytes_text(row.peak_extra_bytes),
         error,
     ]
 
 
-def _number(value: float | None) -> str:
-    """Three significant digits, without an exponent where that is short."""
+def number_text(value: float | None) -> str:
+    """Three significant digits, without an exponent where that is short; "-" for None."""
     if value is None or not math.isfinite(value):
         return "-"
     if value == 0 or 1e-3 <= abs(value) < 1e5:

@@ -1,0 +1,196 @@
+"""Tuning reports: who wins, what JSON and CSV keep, what a terminal and a picture show."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import hipgroupgemm as hgg
+from hipgroupgemm.backends.base import MatmulAlgorithm
+from hipgroupgemm.tuning.report import VERDICTS, TuningReport, TuningRow
+
+
+def row(index, median=None, *, verdict=None, workspace=0, spread=0.0, samples=9, **values):
+    algorithm = MatmulAlgorithm("double", index, f"kernel_{index}", workspace, True)
+    verdict = verdict or ("ok" if median is not None else "wrong")
+    if median is not None:
+        values = {"p10_ms": median - spread, "p90_ms": median + spread, "tflops": 0.1 / median, **values}
+    return TuningRow(algorithm, verdict, median_ms=median, samples=samples if median is not None else 0, **values)
+
+
+def report(rows, **changes):
+    a = np.zeros((40, 8), np.float32)
+    config = hgg.config_for_ragged_dot(a, np.zeros((3, 8, 5), np.float32), np.zeros(3, np.int32))
+    values = {
+        "config": config.key(),
+        "device": "cpu",
+        "device_name": "a CPU",
+        "identity": {"kind": "cpu", "target": "x86_64", "compute_units": 2, "versions": {"hipgroupgemm": "0.1"}},
+        "ragged_extent": 40,
+        "size_samples": [[14, 13, 13]],
+        "size_class": "balanced",
+        "seeded": True,
+        "seed": 3,
+        "started": "2026-11-30T01:02:03+00:00",
+        "seconds": 1.25,
+        "floor_ms": 0.01,
+        "ceilings": {"flops": 1e12, "bandwidth": 2e10, "product": "a product", "copy": "a copy"},
+        "rows": rows,
+        "notes": ["something to know"],
+    }
+    return TuningReport(**{**values, **changes})
+
+
+def full_report():
+    rows = [row(0, 1.5, fraction=0.2, error=1e-7, error_limit=3e-7, checked=9), row(1, 1.7, spread=0.1)]
+    rows += [row(9, 5.0, verdict="behind", reason="3 times the best after 3 rounds")]
+    for index, verdict in enumerate(VERDICTS[2:], 2):
+        rows.append(row(index, verdict=verdict, reason=f'because, "of" {verdict}', error=(math.inf, math.nan, 0.1, None)[index % 4]))
+    return report(rows)
+
+
+def test_the_smallest_median_wins_whatever_the_order():
+    rows = [row(0, 3.0), row(1, 1.0), row(2, 2.0)]
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        assert report([rows[i] for i in order]).best is rows[1]
+
+
+@pytest.mark.parametrize("verdict", [v for v in VERDICTS if v != "ok"])
+def test_only_right_rows_win(verdict):
+    slow = row(1, 9.0)
+    assert report([row(0, 0.1, verdict=verdict), slow]).best is slow
+    assert report([row(0, 0.1, verdict=verdict)]).best is None
+
+
+def test_ties_go_to_the_smaller_workspace():
+    big, small = row(0, 1.0, workspace=500), row(1, 1.009, workspace=10)
+    assert report([big, small]).best is small
+    assert report([big, row(1, 1.011, workspace=10)]).best is big
+    same = row(2, 1.005, workspace=10)
+    assert report([big, small, same]).best is same  # equal workspaces: the faster one
+
+
+def test_noise_makes_a_tie_and_many_samples_break_it():
+    """0.2 ms of spread over 4 samples are 0.1 ms of uncertainty, over 400 samples 0.01 ms."""
+    big = row(0, 1.0, workspace=500)
+    noisy = row(1, 1.08, workspace=10, spread=0.2, samples=4)
+    assert report([big, noisy]).best is noisy
+    assert report([big, row(1, 1.08, workspace=10, spread=0.2, samples=400)]).best is big
+    assert row(1, 1.0, spread=0.2, samples=4).uncertainty_ms == pytest.approx(0.1)
+
+
+def test_a_row_tells_its_algorithm_time_and_verdict():
+    assert (row(0, 2.5).algorithm.time, row(0, 2.5).algorithm.verdict) == (2.5, "ok")
+    assert (row(0).algorithm.time, row(0).algorithm.verdict) == (None, "wrong")
+
+
+def test_rows_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="verdict='good'"):
+        row(0, verdict="good")
+    with pytest.raises(ValueError, match="median_ms"):
+        row(0, verdict="ok")
+
+
+def same(a, b):
+    """Equal, NaN to NaN included, which == denies."""
+    return a.to_dict() == b.to_dict() and a.config == b.config and [r.algorithm for r in a.rows] == [r.algorithm for r in b.rows]
+
+
+def test_json_round_trip(tmp_path):
+    before = full_report()
+    path = tmp_path / "report.json"
+    text = before.to_json(path)
+    for after in (TuningReport.from_json(text), TuningReport.from_json(path), TuningReport.from_dict(before.to_dict())):
+        assert same(before, after)
+        assert after.best == before.best
+        assert [r.verdict for r in after.rows] == [r.verdict for r in before.rows]
+        errors = [r.error for r in after.rows if r.error is not None]
+        assert any(math.isnan(e) for e in errors)
+        assert math.inf in errors
+    json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+def test_without_floor_and_ceilings_and_rows():
+    before = report([], floor_ms=None, ceilings=None)
+    assert TuningReport.from_json(before.to_json()) == before
+
+
+def test_sizes_a_batch_entry_keep_their_shape():
+    before = report([], size_samples=[[[1, 2, 3], [4, 5, 6]]])
+    assert TuningReport.from_json(before.to_json()).size_samples == [[[1, 2, 3], [4, 5, 6]]]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "word"),
+    [
+        (lambda d: d.update(schema=99), "schema 1, got 99"),
+        (lambda d: d.pop("rows"), "missing fields ['rows']"),
+        (lambda d: d.update(extra=1), "unknown fields ['extra']"),
+        (lambda d: d["rows"][0].pop("index"), "index"),
+        (lambda d: d["rows"][0].update(verdict="splendid"), "splendid"),
+        (lambda d: d["config"].pop("m"), "['m']"),
+    ],
+)
+def test_what_is_no_report_is_refused(spoil, word):
+    data = json.loads(full_report().to_json())
+    spoil(data)
+    with pytest.raises(ValueError) as caught:
+        TuningReport.from_json(json.dumps(data))
+    assert word in str(caught.value)
+    with pytest.raises(ValueError, match="not JSON"):
+        TuningReport.from_json("[1, 2")
+    with pytest.raises(ValueError, match="schema 1, got list"):
+        TuningReport.from_json("[1, 2]")
+
+
+def test_csv_has_every_value(tmp_path):
+    before = full_report()
+    path = tmp_path / "report.csv"
+    text = before.to_csv(path)
+    assert path.read_text("utf-8") == text
+    lines = list(csv.DictReader(io.StringIO(text)))
+    assert len(lines) == len(before.rows)
+    for line, wanted in zip(lines, before.rows, strict=True):
+        again = TuningRow.from_dict(
+            {name: (None if value == "" and name != "reason" else value) for name, value in line.items() if name in wanted.to_dict()}
+        )
+        assert again.to_dict() == {**wanted.to_dict(), "deterministic": True}
+        assert (line["m"], line["k"], line["groups"], line["type_a"], line["mode"]) == ("40", "8", "3", "float32", "NON_CONTRACTING")
+
+
+@pytest.mark.parametrize("width", [100, 160])
+def test_the_table_marks_the_winner_and_tells_reasons(width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(full_report())
+    text = console.export_text()
+    winner = next(line for line in text.splitlines() if line.strip().startswith("*"))
+    assert "double" in winner
+    assert "1.50" in winner
+    assert 'double 2 kernel_2: wrong: because, "of" wrong' in text
+    assert "something to know" in text
+    assert "balanced seed" in text
+    assert all(verdict in text for verdict in VERDICTS)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+
+
+def test_plot(tmp_path):
+    path = tmp_path / "report.png"
+    full_report().plot(path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    many = report([row(i, 1.0 + i, spread=0.2) for i in range(50)])
+    many.plot(tmp_path / "many.svg", 12)
+    assert (tmp_path / "many.svg").read_text("utf-8").count("<path") > 12
+    with pytest.raises(ValueError, match="no candidate was timed"):
+        report([row(0)]).plot(tmp_path / "none.png")
+
+
+def test_reports_are_plain_data():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        full_report().rows = []
