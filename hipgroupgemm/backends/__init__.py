@@ -12,11 +12,13 @@ from hipgroupgemm.views import Device
 
 __all__ = [
     "StoredWinner",
+    "backend_kinds",
     "backend_names",
     "get_backend",
     "register_backend",
     "registry_version",
     "select_backend",
+    "selection_changed",
     "unregister_backend",
 ]
 
@@ -76,13 +78,25 @@ def unregister_backend(name: str) -> None:
 
 
 def registry_version() -> int:
-    """Changes whenever a backend comes or goes: what was selected before may be selected otherwise now."""
+    """Changes whenever a backend comes or goes or tuning results are stored: what was selected before may be selected otherwise now."""
     return _changes
+
+
+def selection_changed() -> None:
+    """Makes `registry_version` another one: what `select_backend`'s `stored` answers has changed."""
+    global _changes
+    with _lock:
+        _changes += 1
 
 
 def backend_names() -> tuple[str, ...]:
     """All backends by name, in the order in which they are asked."""
     return tuple(_kinds)
+
+
+def backend_kinds() -> dict[str, tuple[str, ...]]:
+    """All backends by name, and the kinds of device that each is asked for, in the order in which they are asked."""
+    return _kinds.copy()
 
 
 def get_backend(name: str) -> Backend:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import abc
 import dataclasses
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.groups import GroupFault
 from hipgroupgemm.views import ArrayView, Device
 
-__all__ = ["AlgorithmLimits", "Arguments", "Backend", "Device", "Executable", "MatmulAlgorithm"]
+__all__ = ["AlgorithmLimits", "Arguments", "Backend", "Device", "Executable", "MatmulAlgorithm", "find_algorithm", "versions_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +108,12 @@ class Executable(abc.ABC):
 
 
 class Backend(Protocol):
-    """A way to run configs. A backend is one module with one such class, and never imports the plan."""
+    """A way to run configs. A backend is one module with one such class, and never imports the plan.
+
+    It may have two methods more. `versions(device) -> dict[str, str]`: the versions, beside this package's own, that decide what its
+    algorithms are and how fast; stored tuning results hold for these alone. `find_algorithm(config, device, name, index) ->
+    MatmulAlgorithm | None`: one algorithm without listing all, where that is quicker.
+    """
 
     name: str
 
@@ -119,6 +125,25 @@ class Backend(Protocol):
 
     def prepare(self, config: GroupedGemmConfig, device: Device, algorithm: MatmulAlgorithm, stream: int) -> Executable:
         """Compiles, loads and allocates what `algorithm` needs to run `config` on `stream`."""
+
+
+def versions_of(backend: Backend, device: Device) -> dict[str, str]:
+    """What a backend's tuning results on a device depend on, by name: this package's version and those that the backend tells."""
+    import hipgroupgemm
+
+    tell: Callable[[Device], dict[str, str]] | None = getattr(backend, "versions", None)
+    return {"hipgroupgemm": hipgroupgemm.__version__, **(tell(device) if tell is not None else {})}
+
+
+def find_algorithm(backend: Backend, config: GroupedGemmConfig, device: Device, name: str, index: int) -> MatmulAlgorithm | None:
+    """The algorithm that has this name and this index together, or None: another process may have numbered the kernels differently."""
+    find: Callable[[GroupedGemmConfig, Device, str, int], MatmulAlgorithm | None] | None = getattr(backend, "find_algorithm", None)
+    if find is not None:
+        return find(config, device, name, index)
+    for algorithm in backend.algorithms(config, device, AlgorithmLimits()):
+        if algorithm.name == name and algorithm.index == index:
+            return algorithm
+    return None
 
 
 def as_limits(max_algorithm_count: Any, max_workspace_size: Any) -> AlgorithmLimits:

@@ -115,6 +115,7 @@ class HipblasltBackend:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._algorithms: dict[tuple[GroupedGemmConfig, int, bool], list[MatmulAlgorithm]] = {}
+        self._version = ""
 
     def can_handle(self, config: GroupedGemmConfig, device: Device) -> str | None:
         """None when hipBLASLt has at least one algorithm for the config on this device, else the reason why not."""
@@ -136,6 +137,38 @@ class HipblasltBackend:
                 f"{info.architecture}; a newer hipBLASLt may, and so does the triton backend"
             )
         return None
+
+    def versions(self, device: Device) -> dict[str, str]:
+        """hipBLASLt's version with its git revision: "1.2.0+3f2b1c" (some distributions build it without one)."""
+        if not self._version:
+            handle = _handles.acquire(device.index, 0)
+            try:
+                info = handle.info()
+            finally:
+                _handles.release(device.index, 0)
+            self._version = ".".join(str(part) for part in info.loaded) + (f"+{info.revision}" if info.revision else "")
+        return {"hipblaslt": self._version}
+
+    def find_algorithm(self, config: GroupedGemmConfig, device: Device, name: str, index: int) -> MatmulAlgorithm | None:
+        """The algorithm of that name and index, asked of hipBLASLt by its index: listing all may take seconds."""
+        key = config.key()
+        for found in self._list(key, device):
+            if (found.name, found.index) == (name, index):
+                return found
+        terms = terms_of(key)
+        if terms.empty or index < 0:
+            return None
+        handle = _handles.acquire(device.index, 0)
+        try:
+            with self._lock, _grouped_gemm(handle, key, terms) as gemm:
+                one = gemm.find_algorithm(name, index)
+        except native.NativeValueError:
+            return None
+        finally:
+            _handles.release(device.index, 0)
+        if not (one.supported and one.verified):
+            return None
+        return MatmulAlgorithm(self.name, one.index, one.name, one.workspace_size, deterministic=True)
 
     def algorithms(self, config: GroupedGemmConfig, device: Device, limits: AlgorithmLimits) -> list[MatmulAlgorithm]:
         """hipBLASLt's supported algorithms with their true workspaces, its own ranking first. Split-k ones are left out.

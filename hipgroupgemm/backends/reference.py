@@ -239,6 +239,11 @@ class ReferenceBackend:
             return f"it computes on the CPU, the operands are on {device}"
         return None
 
+    def versions(self, device: Device) -> dict[str, str]:
+        """NumPy's version: its BLAS does the work."""
+        del device
+        return {"numpy": np.__version__}
+
     def algorithms(self, config: GroupedGemmConfig, device: Device, limits: AlgorithmLimits) -> list[MatmulAlgorithm]:
         """The one algorithm there is; it needs no workspace."""
         del config, device

@@ -17,9 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ..directories import CACHE_VARIABLE as ENVIRONMENT_VARIABLE
+from ..directories import cache_directory as default_directory
+
+__all__ = ["ENVIRONMENT_VARIABLE", "CompileCache", "cache_key", "default_cache", "default_directory"]
+
 _log = logging.getLogger("hipgroupgemm.cache")
 
-ENVIRONMENT_VARIABLE = "HIPGROUPGEMM_CACHE_DIR"
 _MAGIC = b"hipgroupgemm code 1\n"
 _DIGEST_BYTES = 32
 
@@ -63,22 +67,6 @@ def cache_key(
         add(text)
     add(source)
     return digest.hexdigest()
-
-
-def default_directory() -> Path | None:
-    """HIPGROUPGEMM_CACHE_DIR, or a place in the user's cache directory; None when there is no home."""
-    named = os.environ.get(ENVIRONMENT_VARIABLE)
-    if named:
-        return Path(named).expanduser()
-    try:
-        from platformdirs import user_cache_path
-    except ImportError:
-        base = os.environ.get("XDG_CACHE_HOME")
-        try:
-            return (Path(base) if base else Path.home() / ".cache") / "hipgroupgemm"
-        except RuntimeError:
-            return None  # no home directory
-    return user_cache_path("hipgroupgemm")
 
 
 class CompileCache:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import threading
+from pathlib import Path
 
 from hipgroupgemm.backends.base import AlgorithmLimits, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.backends.triton.candidates import Machine, all_candidates, copies_reason, ordered
-from hipgroupgemm.backends.triton.compiler import target_of, unavailable_reason
+from hipgroupgemm.backends.triton.compiler import target_of, triton_version, unavailable_reason
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 
 __all__ = ["TritonBackend"]
@@ -14,6 +17,16 @@ __all__ = ["TritonBackend"]
 _TYPES = ("bfloat16", "float16", "float32")
 _INT32 = 1 << 31
 _SMALLEST_TILE = 16
+_KERNELS = ("hopper_common", "hopper_rows", "hopper_slabs", "portable", "scan")
+
+
+@functools.lru_cache(1)
+def _kernels_digest() -> str:
+    """Tells revisions of the kernels apart that have one version of the package."""
+    digest = hashlib.sha256()
+    for name in _KERNELS:
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    return digest.hexdigest()[:12]
 
 
 class TritonBackend:
@@ -62,6 +75,11 @@ class TritonBackend:
         except (RuntimeError, ValueError) as error:  # no driver, no bindings, no such device
             return str(error)
         return None
+
+    def versions(self, device: Device) -> dict[str, str]:
+        """Triton's version, and a digest of this package's kernels."""
+        del device
+        return {"triton": triton_version() or "none", "triton_kernels": _kernels_digest()}
 
     def algorithms(self, config: GroupedGemmConfig, device: Device, limits: AlgorithmLimits) -> list[MatmulAlgorithm]:
         """The candidates that can run the config within the limits, the best guess first."""
