@@ -1,0 +1,270 @@
+"""The workbench of a CPU: NumPy arrays, the host's clock, products in float64 by BLAS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hipgroupgemm.backends.reference import numpy_view
+from hipgroupgemm.benchmark.ceilings import Ceilings, measure_ceilings
+from hipgroupgemm.benchmark.judge import Verdict
+from hipgroupgemm.benchmark.labs import NumPyLab
+from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.dtypes import dtype_of
+from hipgroupgemm.tolerance import Tolerance
+from hipgroupgemm.tuning.judging import Findings, Problem, describe_element, draw_sample, place_of, problem_of, verdict_of
+from hipgroupgemm.tuning.workbench import (
+    GUARD,
+    Array,
+    Layout,
+    OperandSet,
+    Snapshot,
+    Workbench,
+    host_integers,
+    layouts_of,
+    operand_set,
+    operand_std,
+    poison_byte,
+)
+from hipgroupgemm.views import CPU, ArrayView, packed_strides
+
+__all__ = ["HostBench", "fill_normal"]
+
+_BUDGET = 2e9
+_CACHED = 64 << 20  # inputs of fewer bytes than this may stay in a cache between calls
+
+
+def fill_normal(buffer: Array, base: int, layout: Layout, rng: np.random.Generator, std: float) -> None:
+    """Poisons a buffer of bytes and fills the elements of a layout in it, the first `base` bytes into it, with random normal numbers."""
+    buffer.fill(poison_byte(layout.dtype))
+    if layout.size:
+        wide = rng.standard_normal(layout.shape, dtype=np.float64 if layout.dtype == np.float64 else np.float32)
+        if std != 1.0:
+            wide *= wide.dtype.type(std)
+        elements_of(buffer, base, layout)[...] = wide.astype(layout.dtype, copy=False)
+
+
+def elements_of(buffer: Array, base: int, layout: Layout) -> Array:
+    """A layout's elements in a buffer of bytes, (group, batch, row, column)."""
+    if not layout.size:
+        return np.empty(layout.shape, layout.dtype)
+    view: Array = np.ndarray(layout.shape, layout.dtype, buffer.data, base, layout.byte_strides)
+    return view
+
+
+def touched_bytes(buffer: Array, base: int, layout: Layout) -> int:
+    """How many bytes of a buffer that belong to no element do not hold the poison."""
+    mask = np.ones(buffer.size, bool)
+    if layout.size:
+        strides = (*layout.byte_strides, 1)
+        np.ndarray((*layout.shape, layout.dtype.itemsize), bool, mask.data, base, strides)[...] = False
+    return int(np.count_nonzero(buffer[mask] != poison_byte(layout.dtype)))
+
+
+class _HostSnapshot(Snapshot):
+    def __init__(self, values: Array) -> None:
+        self.values: Array | None = values
+
+    def release(self) -> None:
+        self.values = None
+
+
+class HostBench(Workbench):
+    """NumPy on the CPU; see `Workbench`."""
+
+    device = CPU
+    stream = 0
+
+    def __init__(self) -> None:
+        self._lab = NumPyLab()
+        self._ceilings: dict[str, Ceilings] = {}
+
+    def operands(self, config: GroupedGemmConfig, *, seed: int, copies: int = 1) -> list[OperandSet]:
+        """Fresh operands; see `Workbench.operands`."""
+        layouts = layouts_of(config)
+        inputs = sum(layout.nbytes for name, layout in layouts.items() if name != "out")
+        count = max(copies, 1) if inputs < _CACHED else 1
+        needed, free = inputs * count + layouts["out"].nbytes, self.free_bytes()
+        if needed > free:
+            raise MemoryError(f"the operands take {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
+        rng = np.random.default_rng(seed)
+        out = self._buffer(layouts["out"])
+        out[0].fill(poison_byte(layouts["out"].dtype))
+        sets = []
+        for _ in range(count):
+            memory = {name: out if name == "out" else self._buffer(layout) for name, layout in layouts.items()}
+            for name, (buffer, base) in memory.items():
+                if name != "out":
+                    fill_normal(buffer, base, layouts[name], rng, operand_std(config, name))
+            where = {name: buffer.ctypes.data + base if layouts[name].size else 0 for name, (buffer, base) in memory.items()}
+            sets.append(operand_set(config, layouts, where, memory))
+        return sets
+
+    @staticmethod
+    def _buffer(layout: Layout) -> tuple[Array, int]:
+        """(bytes, how far into them the first element lies)."""
+        buffer = np.empty(layout.nbytes + 16, np.uint8)
+        return buffer, GUARD + (-buffer.ctypes.data) % 16 + layout.shift
+
+    def _elements(self, operands: OperandSet, name: str) -> Array:
+        buffer, base = operands.memory[name]
+        return elements_of(buffer, base, operands.layouts[name])
+
+    def sizes(self, values: Any) -> ArrayView:
+        """A copy; see `Workbench.sizes`."""
+        host = np.ascontiguousarray(host_integers(values)).copy()
+        return ArrayView(host.ctypes.data, host.shape, packed_strides(host.shape, host.itemsize), host.dtype, CPU, "", owner=host)
+
+    def poison(self, operands: OperandSet) -> None:
+        """Fills out with NaN, and what lies around its elements."""
+        operands.memory["out"][0].fill(poison_byte(operands.layouts["out"].dtype))
+
+    def judge(
+        self,
+        operands: OperandSet,
+        host_sizes: Any,
+        *,
+        alpha: float | None = None,
+        beta: float | None = None,
+        seed: int = 0,
+        budget: float | None = None,
+        tail: str = "zero",
+        group_offset: int = 0,
+    ) -> Verdict:
+        """Compares out with float64 products by BLAS; see `Workbench.judge`."""
+        problem = problem_of(operands.config, host_sizes, alpha=alpha, beta=beta, group_offset=group_offset)
+        sample = draw_sample(problem, seed, _BUDGET if budget is None else budget)
+        buffer, base = operands.memory["out"]
+        found = Findings(touched=touched_bytes(buffer, base, operands.layouts["out"]))
+        parts = {name: self._elements(operands, name) for name in operands.layouts}
+        self._compare(problem, parts, sample.rows, sample.counts, sample.columns, found)
+        self._inspect(problem, parts, tail, found)
+        return verdict_of(problem, found, sample.checked)
+
+    @staticmethod
+    def _compare(problem: Problem, parts: dict[str, Array], rows: Array, counts: Array, columns: Array, found: Findings) -> None:
+        config, t = problem.config, problem.tolerance
+        rhs_grouped, out_grouped = parts["rhs"].shape[0] > 1, parts["out"].shape[0] > 1
+        first_wrong = -1
+        for p, (count, before) in enumerate(zip(counts.tolist(), (np.cumsum(counts) - counts).tolist(), strict=True)):
+            if not count or not columns.size:
+                continue
+            batch, group, mine = int(problem.batch[p]), int(problem.group[p]), rows[before : before + count]
+            k = slice(int(problem.k_first[p]), int(problem.k_end[p]))
+            slab = group if out_grouped else 0
+            a = parts["lhs"][0, batch, :, k][mine].astype(np.float64)
+            b = parts["rhs"][group if rhs_grouped else 0, batch, k][:, columns].astype(np.float64)
+            wanted, magnitude = problem.alpha * (a @ b), abs(problem.alpha) * (np.abs(a) @ np.abs(b))
+            if problem.beta:
+                c = problem.beta * parts["c"][slab, batch][np.ix_(mine, columns)].astype(np.float64)
+                wanted, magnitude = wanted + c, magnitude + np.abs(c)
+            if "bias" in parts:
+                bias = parts["bias"][group, 0, 0, columns].astype(np.float64)
+                wanted, magnitude = wanted + bias, magnitude + np.abs(bias)
+            got = parts["out"][slab, batch][np.ix_(mine, columns)].astype(np.float64)
+            own = Tolerance(float(problem.accumulation[p]), t.rounding, t.smallest, t.relative)
+            with np.errstate(all="ignore"):
+                error, bound = np.abs(got - wanted), own.elementwise(wanted, magnitude)
+                wrong = ~(error <= bound)
+                found.square_error += float(np.sum(error * error))
+            found.square_norm += float(np.sum(wanted * wanted))
+            found.compared += error.size
+            found.wrong += int(np.count_nonzero(wrong))
+            if wrong.any():
+                i, j = (int(x) for x in np.argwhere(wrong)[0])
+                index = ((slab * config.batch_count + batch) * config.m + int(mine[i])) * config.n + int(columns[j])
+                if first_wrong < 0 or index < first_wrong:
+                    first_wrong = index
+                    found.where = describe_element(config, index, float(got[i, j]), float(wanted[i, j]), float(bound[i, j]))
+
+    @staticmethod
+    def _inspect(problem: Problem, parts: dict[str, Array], tail: str, found: Findings) -> None:
+        """Looks at every element: for NaN where a group covers it, for beta * c where none does."""
+        config, out = problem.config, parts["out"]
+        if not out.size:
+            return
+        covered = np.zeros(out.shape[:3], bool)
+        for at in np.ndindex(out.shape[:2]):
+            covered[at][slice(*problem.covered[at].tolist())] = True
+        poison = _is_poison(out)
+        nan = np.isnan(out) & covered[..., None]
+        if nan.any():
+            found.unwritten = int(np.count_nonzero(nan & poison))
+            found.nan = int(np.count_nonzero(nan)) - found.unwritten
+            found.first_nan = place_of(config, int(np.argmax(nan)))
+        index = np.flatnonzero(~covered.reshape(-1))
+        if not index.size:
+            return
+        left = out.reshape(-1, config.n)[index] if out.flags.c_contiguous else out[~covered]
+        if tail == "undefined":
+            wrong, wanted, bound = ~poison[~covered], np.full(left.shape, np.nan), np.zeros(left.shape)
+        else:
+            wanted, bound = np.zeros(left.shape), np.zeros(left.shape)
+            if problem.beta:
+                wanted = problem.beta * parts["c"][~covered].astype(np.float64)
+                t = problem.tolerance
+                bound = Tolerance(problem.scaled, t.rounding, t.smallest, t.relative).elementwise(wanted, np.abs(wanted))
+            with np.errstate(all="ignore"):
+                wrong = ~(np.abs(left.astype(np.float64) - wanted) <= bound)
+        found.uncovered = int(np.count_nonzero(wrong))
+        if found.uncovered:
+            i, j = (int(x) for x in np.argwhere(wrong)[0])
+            where = int(index[i]) * config.n + j
+            found.where_uncovered = describe_element(config, where, float(left[i, j]), float(wanted[i, j]), float(bound[i, j]))
+
+    def snapshot(self, operands: OperandSet) -> Snapshot:
+        """A copy of out."""
+        return _HostSnapshot(self.values(operands))
+
+    def same(self, operands: OperandSet, snapshot: Any) -> int:
+        """Elements that differ bitwise."""
+        out = self._elements(operands, "out")
+        if not out.size:
+            return 0
+        bits = np.dtype(f"u{out.dtype.itemsize}")
+        return int(np.count_nonzero(np.ascontiguousarray(out).view(bits) != snapshot.values.view(bits)))
+
+    def values(self, operands: OperandSet, name: str = "out") -> Array:
+        """A packed copy of an operand's elements."""
+        packed: Array = self._elements(operands, name).copy("C")
+        return packed
+
+    def time(self, call: Callable[[], object]) -> float:
+        """Milliseconds of the host's clock."""
+        return self._lab.time(call)
+
+    def flush(self) -> None:
+        """Writes more than the last-level cache holds."""
+        self._lab.flush()
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def ceilings(self, dtype: Any) -> Ceilings | None:
+        """NumPy's own product and copy, measured."""
+        kind = dtype_of(dtype)
+        if kind.name not in self._ceilings:
+            self._ceilings[kind.name] = measure_ceilings(self._lab, kind)
+        return self._ceilings[kind.name]
+
+    def free_bytes(self) -> int:
+        """Memory that the system says is available."""
+        return self._lab.free_bytes()
+
+    def release(self, operands: OperandSet) -> None:
+        """Forgets the arrays."""
+        operands.memory.clear()
+
+    def close(self) -> None:
+        """Nothing to free: arrays go with their last reference."""
+
+
+def _is_poison(out: Array) -> Array:
+    itemsize = out.dtype.itemsize
+    bits = np.dtype(f"u{itemsize}")
+    pattern = int.from_bytes(bytes([poison_byte(out.dtype)]) * itemsize, "little")
+    # viewed through an array of its own strides: `view` wants a contiguous last axis
+    found: Array = numpy_view(out.ctypes.data, out.shape, out.strides, bits) == pattern
+    return found
