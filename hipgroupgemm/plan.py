@@ -12,6 +12,7 @@ from typing import Any
 from hipgroupgemm import arrays
 from hipgroupgemm.backends import passed_over, select_backend
 from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits
+from hipgroupgemm.backends.ranges import with_ranges
 from hipgroupgemm.bindings import bind_config, with_scalars
 from hipgroupgemm.calls import Operands, gather
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
@@ -319,7 +320,9 @@ class GroupedMatmulPlan:
         self._require_open()
         found = self._executables.get(stream)
         if found is None:
-            found = self._executables[stream] = self._backend.prepare(self.key, self.device, self.algorithm, stream)
+            algorithm = self.algorithm
+            made = self._backend.prepare(self.key, self.device, algorithm, stream)
+            found = self._executables[stream] = with_ranges(made, self.key, self.device.kind, f"{self.backend} {algorithm.name}")
         return found
 
     def _drop_executables(self) -> None:

@@ -1,10 +1,11 @@
-"""The Triton backend on a device, CUDA or ROCm (real or emulated): every mode and rule against the float64 reference.
+"""The Triton backend on a device, CUDA or ROCm (real or emulated), or interpreted: every mode and rule against the float64 reference.
 
 Operands lie in the runtime's own memory, so that no array library is needed. Shapes are small and odd, memory around operands is NaN.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
@@ -28,7 +29,11 @@ from hipgroupgemm import runtime as runtimes
 from hipgroupgemm.views import ArrayView, Device
 
 pytestmark = [pytest.mark.usefixtures("library")]
-KINDS = [pytest.param("cuda", marks=pytest.mark.cuda), pytest.param("rocm", marks=pytest.mark.hip)]
+KINDS = [
+    pytest.param("cuda", marks=pytest.mark.cuda),
+    pytest.param("rocm", marks=pytest.mark.hip),
+    pytest.param("interpreter", marks=pytest.mark.interpreter),
+]
 NON_CONTRACTING, CONTRACTING = Mode.NON_CONTRACTING, Mode.CONTRACTING
 RAGGED = pytest.mark.parametrize("mode", [NON_CONTRACTING, CONTRACTING], ids=lambda mode: mode.name)
 
@@ -37,8 +42,9 @@ class DeviceMemory(Library):
     """Operands in a runtime's memory, freed with the test."""
 
     def __init__(self, kind: str) -> None:
-        self.name, self.device, self.kind = kind, f"{kind}:0", kind
-        self.runtime = runtimes.get_runtime(kind)
+        self.device_kind = "cuda" if kind == "interpreter" else kind
+        self.name, self.device, self.kind = kind, f"{self.device_kind}:0", kind
+        self.runtime = runtimes.get_runtime(self.device_kind)
         self.blocks: list[int] = []
 
     def to_device(self, storage):
@@ -59,7 +65,7 @@ class DeviceMemory(Library):
         return host
 
     def view(self, storage, offset, shape, strides, dtype):
-        return ArrayView(storage[0] + offset, shape, strides, dtype, Device(self.kind, 0), "", None, False, self)
+        return ArrayView(storage[0] + offset, shape, strides, dtype, Device(self.device_kind, 0), "", None, False, self)
 
     def free(self):
         with self.runtime.use_device(0):
@@ -69,10 +75,15 @@ class DeviceMemory(Library):
 
 
 @pytest.fixture(params=KINDS)
-def library(request):
-    memory = DeviceMemory(request.param)
-    yield memory
-    memory.free()
+def library(request, monkeypatch):
+    with contextlib.ExitStack() as stack:
+        if request.param == "interpreter":
+            from triton_interpreter import interpreted
+
+            stack.enter_context(interpreted(monkeypatch))
+        memory = DeviceMemory(request.param)
+        stack.callback(memory.free)
+        yield memory
 
 
 def triton_dot(*args, **kwargs):

@@ -180,7 +180,7 @@ def non_contracting(
                     r = first + tl.arange(0, BM)
                     column = t % column_tiles * BN + tl.arange(0, BN)
                     keep = (r < last)[:, None] & (column < columns)[None, :]
-                    wide_b = b.to(tl.int64)
+                    wide_b = tl.cast(b, tl.int64)
                     n = column.to(tl.int64)
                     at = wide_b * c_b + r[:, None] * c_m + n[None, :] * c_n
                     value = combine(tl.zeros((BM, BN), tl.float32), alpha, beta, c, at, keep, HAS_C)
