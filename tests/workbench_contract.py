@@ -91,8 +91,9 @@ def peek(bench: Workbench, address: int, nbytes: int) -> np.ndarray[Any, Any]:
     if bench.device.kind == "cpu":
         ctypes.memmove(host.ctypes.data, address, nbytes)
     else:
-        bench.runtime.memcpy_async(host.ctypes.data, address, nbytes, bench.stream)
-        bench.synchronize()
+        with bench.runtime.use_device(bench.device.index):
+            bench.runtime.memcpy_async(host.ctypes.data, address, nbytes, bench.stream)
+            bench.synchronize()
     return host
 
 
@@ -102,8 +103,9 @@ def poke(bench: Workbench, address: int, values: np.ndarray[Any, Any]) -> None:
     if bench.device.kind == "cpu":
         ctypes.memmove(address, host.ctypes.data, host.nbytes)
     else:
-        bench.runtime.memcpy_async(address, host.ctypes.data, host.nbytes, bench.stream)
-        bench.synchronize()
+        with bench.runtime.use_device(bench.device.index):
+            bench.runtime.memcpy_async(address, host.ctypes.data, host.nbytes, bench.stream)
+            bench.synchronize()
 
 
 def address_of(operands: OperandSet, name: str, at: Sequence[int]) -> int:
@@ -243,7 +245,8 @@ def check_planted_faults(bench: Workbench, case: Case, rng: np.random.Generator)
     for at in [places[int(rng.integers(len(places)))], places[0], places[-1]] if places else []:
         step = max(abs(float(values[at])), 1.0) * 0.2
         planted(at, float(values[at]) + step, "are wrong")
-        planted(at, np.nan, "NaN")
+        planted(at, np.nan, "1 elements are NaN")
+        planted(at, np.nan, "1 of ")
         kept = peek(bench, address_of(operands, "out", at), layout.dtype.itemsize)
         poke(bench, address_of(operands, "out", at), np.full(layout.dtype.itemsize, 0xFF, np.uint8))
         assert "1 elements were not written" in bench.judge(operands, case.host_sizes).fault
