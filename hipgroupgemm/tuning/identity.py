@@ -32,6 +32,10 @@ class DeviceKind:
     target: str
     compute_units: int
 
+    def __post_init__(self) -> None:
+        if self.kind not in ("cuda", "rocm", "cpu"):
+            raise ValueError(f"kind={self.kind!r}: must be cuda, rocm or cpu")
+
     def __str__(self) -> str:
         unit = {"cuda": "SMs", "rocm": "CUs"}.get(self.kind, "cores")
         return f"{self.kind} {self.target}, {self.compute_units} {unit}"
