@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import types
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ import pytest
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # the judge compiles a program a case and runs it once: compiling fast is what counts
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+
+_numbers = itertools.count(1)
 
 
 @pytest.fixture
@@ -29,3 +34,13 @@ def fake_runtime(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     monkeypatch.setitem(sys.modules, "hipgroupgemm.runtime", module)
     monkeypatch.setattr("hipgroupgemm.runtime", module, raising=False)
     return module
+
+
+@pytest.fixture(autouse=True)
+def tuning_store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A tuning store of its own for each test: the user's is never looked at. The directory is made by the first result."""
+    directory = tmp_path_factory.getbasetemp() / f"store-{next(_numbers)}"
+    monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", str(directory))
+    yield directory
+    if directory.exists() and "hipgroupgemm" in sys.modules:
+        sys.modules["hipgroupgemm"].clear_plan_cache()  # plans that were made by what is stored there

@@ -46,6 +46,7 @@ __all__ = [
 FORMAT = "hipgroupgemm tuning store"
 SCHEMA = 1
 
+_RUNNERS_UP = 3
 _CONDEMNED = ("wrong", "nondeterministic", "crashed", "hung")
 
 
@@ -185,9 +186,9 @@ def check_document(data: Any) -> DeviceKind:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise BrokenDocument("is no tuning store")
     schema = data.get("schema")
-    if isinstance(schema, int) and not isinstance(schema, bool) and schema > SCHEMA:
+    if type(schema) is int and schema > SCHEMA:
         raise NewerDocument(f"has schema {schema}, this version of hipgroupgemm knows {SCHEMA}")
-    if schema != SCHEMA:
+    if type(schema) is not int or schema != SCHEMA:
         raise BrokenDocument(f"has schema {schema!r}, wanted {SCHEMA}")
     device, configs = data.get("device"), data.get("configs")
     try:
@@ -248,7 +249,8 @@ def _summary(report: TuningReport) -> dict[str, Any]:
 def keep_rows(rows: Sequence[TuningRow], winner: TuningRow | None = None) -> tuple[TuningRow, ...]:
     """The rows that answer any question that is asked later, the best first.
 
-    These are the best, the fastest (which decides what ties) and `winner`, of all and of the deterministic ones alone.
+    These are the best, the fastest (which decides what ties) and `winner`, of all and of the deterministic ones alone; and the next in
+    speed, should the best one turn out to be wrong.
     """
     kept: list[TuningRow] = []
     for candidates in (rows, [row for row in rows if row.algorithm.deterministic]):
@@ -256,6 +258,7 @@ def keep_rows(rows: Sequence[TuningRow], winner: TuningRow | None = None) -> tup
         for row in (winner if winner in candidates else None, best_row(candidates), fastest):
             if row is not None and row not in kept:
                 kept.append(row)
+    kept += [row for row in sorted(rows, key=lambda row: row.median_ms or math.inf)[:_RUNNERS_UP] if row not in kept]
     return tuple(kept)
 
 
