@@ -8,6 +8,7 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,3 +45,20 @@ def tuning_store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     yield directory
     if directory.exists() and "hipgroupgemm" in sys.modules:
         sys.modules["hipgroupgemm"].clear_plan_cache()  # plans that were made by what is stored there
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A backend with the algorithms kernel_0, kernel_1 (the deterministic one) and kernel_2, asked after the reference."""
+    from backend_double import DoubleBackend
+
+    from hipgroupgemm import backends, clear_plan_cache
+    from hipgroupgemm.tuning import files
+
+    monkeypatch.setattr(files, "_warned", set())  # what is warned of once a process
+    backend = DoubleBackend()
+    backends.register_backend(backend, ["cpu"])
+    yield backend
+    if backend.name in backends.backend_names():
+        backends.unregister_backend(backend.name)
+    clear_plan_cache()

@@ -12,28 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backend_double import DoubleBackend
 from generators import random_sizes, random_values
 from store_reports import config_of, report, row
 from test_imports import BLOCK, CHECK, FRAMEWORKS, ROOT
 
 import hipgroupgemm as hgg
-from hipgroupgemm import GroupedMatmulPlan, register_backend, unregister_backend
+from hipgroupgemm import GroupedMatmulPlan
 from hipgroupgemm.plan_cache import PlanCache
-from hipgroupgemm.tuning import files
 from hipgroupgemm.tuning.identity import device_kind
 from hipgroupgemm.tuning.store import TuningStore, default_store
 from hipgroupgemm.views import CPU
-
-
-@pytest.fixture
-def double(monkeypatch):
-    monkeypatch.setattr(files, "_warned", set())
-    backend = DoubleBackend()
-    register_backend(backend, ["cpu"])
-    yield backend
-    hgg.clear_plan_cache()
-    unregister_backend(backend.name)
 
 
 def add(rows, config=None, **settings):

@@ -56,6 +56,7 @@ class StoreFile:
         self.device = device
         self._name = os.fspath(path)
         self._read: tuple[tuple[int, ...] | None, dict[str, Any] | None] = (None, None)  # (what stat said, the document)
+        self._memo: tuple[Any, dict[str, Any]] = (None, {})  # (the document, what was made of parts of it)
 
     def document(self) -> dict[str, Any] | None:
         """The document, None where there is none that can be used. Not to be changed. Costs one stat as long as the file is the same."""
@@ -72,6 +73,13 @@ class StoreFile:
             if self._read[0] != seen:
                 self._read = (seen, self._parsed())
             return self._read[1]
+
+    def memo(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Where what was made of parts of a document may be kept, as long as it is the one that was read last."""
+        known = self._memo
+        if known[0] is not document:
+            self._memo = known = (document, {})
+        return known[1]
 
     def _parsed(self) -> dict[str, Any] | None:
         try:

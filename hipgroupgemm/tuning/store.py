@@ -153,11 +153,17 @@ class TuningStore:
                 _log.debug("tuning store: %s can't be asked what it is (%s)", device, error)
                 return None
         document = file.document()
-        entry = document["configs"].get(config_id(key)) if document is not None else None
+        if document is None:
+            return None
+        name = config_id(key)
+        entry = document["configs"].get(name)
         if entry is None:
             return None
         try:
-            records = list(_records_of(entry, file, key))
+            memo = file.memo(document)
+            records = memo.get(name)
+            if records is None:
+                records = memo[name] = list(_records_of(entry, file, key))
             return answer(records, Asked(size_class, backend, deterministic), _Here(key, device, file)) if records else None
         except Exception as error:  # a plan can do without
             warn_once(("lookup", file.path), "tuning store: %s is not used (%s: %s)", file.path, type(error).__name__, error)
