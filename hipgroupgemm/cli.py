@@ -1,4 +1,4 @@
-"""The command `hipgroupgemm`: bench, list, doctor. NumPy and everything above it are imported by the commands, not for --help."""
+"""The command `hipgroupgemm`: bench, list, doctor, store. NumPy and everything above it are imported by the commands, not for --help."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from hipgroupgemm.cli_parameters import (
     require_matplotlib,
     shapes_of,
 )
+from hipgroupgemm.cli_store import store
 
 __all__ = ["cli", "main"]
 
@@ -205,6 +206,9 @@ def doctor(as_json: bool) -> None:
         click.echo(json.dumps(report.as_dict(), indent=1))
     else:
         print_report(report)
+
+
+cli.add_command(store)
 
 
 if __name__ == "__main__":
