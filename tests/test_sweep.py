@@ -101,7 +101,9 @@ def test_vectors_of_a_file_are_samples_of_one_job(tmp_path) -> None:
 
 
 def test_a_request_survives_json() -> None:
-    request = SweepRequest([MoEShape(9, 8, 7, 6, "x")], [], ["fwd_wi"], ["float16"], ["zipf"], ["cpu"], ["triton"], ["a", "b"], 3, 4, 5, 6.5, 2, 7)
+    request = SweepRequest(
+        [MoEShape(9, 8, 7, 6, "x")], [], ["fwd_wi"], ["float16"], ["zipf"], ["cpu"], ["triton"], ["a", "b"], 3, 4, 5, 6.5, 2, 7
+    )
     again = SweepRequest.from_dict(json.loads(json.dumps(request.to_dict())))
     assert again == request
     assert again.shapes[0].label == "x"
@@ -132,7 +134,7 @@ def test_what_tuning_is_asked_for(double, tmp_path) -> None:
     log = tmp_path / "log"
     double(log=str(log))
     sweep(*SHAPE, "--class", "fwd_wi", "--devices", "cpu")
-    sweep(
+    done = sweep(
         *SHAPE, "--class", "fwd_wi", "--devices", "cpu", "--backend", "reference,triton", "--algorithms", "a,b", "--algorithms", "c",
         "--max-algorithms", "3", "--max-workspace", "2KiB", "--repetitions", "9", "--time-limit", "1.5", "--seed", "4",
     )  # fmt: skip
@@ -140,8 +142,9 @@ def test_what_tuning_is_asked_for(double, tmp_path) -> None:
     plain, full, every = calls(log)
     assert plain == {"n": 10, "device": "cpu", "sizes": None, "algorithms": "heuristic", "seed": 0}
     settings = {"max_algorithms": 3, "max_workspace_size": 2048, "repetitions": 9, "time_limit": 1.5, "seed": 4}
-    assert full == {"n": 10, "device": "cpu", "sizes": None, "backends": ["reference", "triton"], "algorithms": ["a", "b", "c"], **settings}
+    assert full == {"n": 10, "device": "cpu", "sizes": None, "backends": ["reference"], "algorithms": ["a", "b", "c"], **settings}
     assert every["algorithms"] == "all"
+    assert "backend 'triton' refuses: " in words(done.output)
 
 
 def test_what_is_written(double, tmp_path) -> None:

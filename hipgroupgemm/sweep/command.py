@@ -22,6 +22,7 @@ from hipgroupgemm.sweep.output import print_sweep, write_csv
 from hipgroupgemm.sweep.progress import Display, display
 from hipgroupgemm.sweep.record import Record, Sweep, SweepFile, document, read_sweep
 from hipgroupgemm.sweep.workers import Outcome, Progress, Worker, WorkerPool
+from hipgroupgemm.tuning.report import TuningReport
 
 __all__ = ["BAD", "Outputs", "SweepResult", "run", "sweep"]
 
@@ -63,12 +64,16 @@ class Task:
 
 @dataclasses.dataclass
 class SweepResult:
-    """What came of a sweep: a task a job and kind of device, in the request's order; what the file has besides; what was kept."""
+    """What came of a sweep: a task a job and kind of device, in the request's order; and what the file has besides.
+
+    kept: tasks that an earlier sweep has done. replaced: results of it that do not count any more. stored: winners that were stored.
+    """
 
     tasks: list[Task]
     header: dict[str, Any]
     carried: list[Record] = dataclasses.field(default_factory=list)
     kept: int = 0
+    replaced: int = 0
     stored: int = 0
     interrupted: bool = False
     warnings: list[str] = dataclasses.field(default_factory=list)
@@ -125,6 +130,8 @@ def sweep(request: SweepRequest, outputs: Outputs, log: Callable[[str], None] | 
         result = _plan(request, outputs, pool.workers, jobs, old)
         if result.kept:
             say(f"{outputs.resume}: {result.kept} of {len(result.tasks)} jobs are done")
+        if result.replaced:
+            say(f"{outputs.resume}: {result.replaced} jobs in it failed, or are of other versions or settings: they are run again")
         file = None
         if outputs.sweep_file is not None:
             file = SweepFile(outputs.sweep_file, result.header, [*result.carried, *result.records])
@@ -190,7 +197,8 @@ def _plan(
         "jobs_wanted": len(tasks) + len(carried),
         "sessions": [*(old.header.get("sessions", []) if old is not None else []), session],
     }
-    return SweepResult(tasks, header, carried, len(used))
+    replaced = len(old.records) - len(used) - len(carried) if old is not None else 0
+    return SweepResult(tasks, header, carried, len(used), replaced)
 
 
 def _key(identity: Any) -> str:
@@ -238,12 +246,9 @@ def _drive(request: SweepRequest, outputs: Outputs, pool: WorkerPool, result: Sw
     def finish(number: int, device: str, outcome: Outcome) -> None:
         task = result.tasks[number]
         task.record = record = _record(task, settings, device, outcome)
-        if outputs.store and record.best is not None:
-            problem = _keep(outcome.report)
-            record.stored = not problem
+        if outputs.store and outcome.report is not None:
+            record.stored = _keep(outcome.report)
             result.stored += record.stored
-            if problem and problem not in result.warnings:
-                result.warnings.append(problem)
         if file is not None:
             file.append(record)
         shown.finished(device, number, record)
@@ -298,15 +303,14 @@ def _record(task: Task, settings: dict[str, Any], device: str, outcome: Outcome)
     )
 
 
-def _keep(report: Any) -> str:
-    """Stores a report's winner; returns "", or why that could not be done: a store that can't be written to does not end a sweep."""
+def _keep(report: TuningReport) -> bool:
+    """Stores a report's winner, and what is wrong, which must not be an answer any more; whether there was a winner to store.
+
+    A store that is off or can't be written to does not end a sweep: it has said so itself.
+    """
     from hipgroupgemm.tuning.store import TuningStore
 
-    try:
-        TuningStore().add(report)
-    except (OSError, RuntimeError, ValueError) as error:
-        return f"winners were not stored: {error}"
-    return ""
+    return bool(TuningStore().add(report))
 
 
 # ---- what is left of it --------------------------------------------------------------------------------------------------------
@@ -338,7 +342,8 @@ def _say_what_is_left(outputs: Outputs, result: SweepResult, console: Console) -
     if result.stored:
         from hipgroupgemm.tuning.store import TuningStore
 
-        console.print(f"{result.stored} winners went to the tuning store, {TuningStore().directory}", highlight=False, soft_wrap=True)
+        text = f"The winners of {result.stored} jobs went to the tuning store, {TuningStore().directory}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     bad = sum(row["verdict"] in BAD for record in result.records for row in record.rows)
     failed = sum(record.status == "failed" for record in result.records)
     if bad or failed:

@@ -71,6 +71,8 @@ def _notes(records: Iterable[Record]) -> Iterable[str]:
         where = f"{record.job['class']} {problem_title(record.job)}"
         if record.status != "ok":
             yield f"{where}: {record.status}: {record.reason}"
+        elif record.reason:
+            yield f"{where}: {record.reason}"
         for row in record.rows:
             if row["verdict"] not in ("ok", "behind", "untimed"):
                 yield f"{where}: {row['backend']} {row['index']} {row['name']}: {row['verdict']}: {row['reason']}"

@@ -29,7 +29,8 @@ class Record:
     Attributes:
         job: what `SweepJob.to_dict` gives. settings: what `SweepRequest.settings` gives.
         device: "cuda:0". identity: the device's target, compute units and library versions.
-        status: "ok" when tuning ended, "refused" where no backend can, "out of memory", or "failed". reason: why, where it is not ok.
+        status: "ok" when tuning ended, "refused" where no backend can, "out of memory", or "failed". reason: why, where it is not ok, and
+            why backends that were named took no part.
         best: the winning row of the report, None where there is none.
         report: what `TuningReport.to_dict` gives, None where tuning did not end.
         stored: whether the winner went to the tuning store.

@@ -43,7 +43,10 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a worker's job ended: its report, or a status ("refused", "out of memory", "failed") with a reason."""
+    """How a worker's job ended: its report, or a status ("refused", "out of memory", "failed") with a reason.
+
+    The reason of an "ok" is why backends that were named are not in the report, if there are such.
+    """
 
     status: str
     reason: str = ""
@@ -213,9 +216,15 @@ def _tune(connection: Any, device: str, tune: str, job: SweepJob, settings: dict
             connection.send(Progress(str(event.phase), int(event.done), int(event.total)))
 
     try:
-        config = config_of(job.kind, job.shape, job.dtype)
+        config, where = config_of(job.kind, job.shape, job.dtype), Device.of(device)
+        arguments = _arguments(settings)
+        refusals = ""
+        if "backends" in arguments:
+            arguments["backends"], refusals = _usable(arguments["backends"], config, where)
+            if not arguments["backends"]:
+                return Outcome("refused", refusals)
         samples = None if job.samples is None else [list(sizes) for sizes in job.samples]
-        report = _resolve(tune)(config, Device.of(device), samples, progress=progress, **_arguments(settings))
+        report = _resolve(tune)(config, where, samples, progress=progress, **arguments)
     except BrokenPipeError:  # the sweep is gone
         raise
     except NotImplementedError as error:
@@ -224,7 +233,22 @@ def _tune(connection: Any, device: str, tune: str, job: SweepJob, settings: dict
         return Outcome("out of memory", _text(error))
     except Exception as error:  # a broken backend or a lost device is a row of the sweep, not the end of it
         return Outcome("failed", _text(error))
-    return Outcome("ok", report=report)
+    return Outcome("ok", refusals, report)
+
+
+def _usable(names: Sequence[str], config: Any, device: Any) -> tuple[list[str], str]:
+    """Those of the named backends that run a config, and why the others do not."""
+    from hipgroupgemm.backends import select_backend
+
+    usable, refusals = [], []
+    for name in names:
+        try:
+            select_backend(config, device, name)
+        except NotImplementedError as error:
+            refusals.append(_text(error))
+        else:
+            usable.append(name)
+    return usable, "; ".join(refusals)
 
 
 def _arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
