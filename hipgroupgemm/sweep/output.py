@@ -17,7 +17,7 @@ from rich.table import Table
 from hipgroupgemm.benchmark.table import bytes_text, number_text, write_text
 from hipgroupgemm.sweep.record import Record
 
-__all__ = ["device_title", "print_sweep", "problem_title", "write_csv"]
+__all__ = ["device_title", "print_sweep", "problem_title", "shorten", "write_csv"]
 
 _WIDE = 120
 _MOST_NOTES = 20
@@ -47,6 +47,14 @@ def problem_title(job: dict[str, Any]) -> str:
     label = "" if job["model"].count(",") == 3 else f"{job['model']}  "
     scaled = f", scaled: M, K and N are 1/{job['scale']}" if job["scale"] != 1 else ""
     return f"{label}M={job['m']} K={job['k']} N={job['n']} E={job['e']}, {job['dtype']}, {job['distribution']}{scaled}"
+
+
+def shorten(name: str, width: int) -> str:
+    """A name that fits a width: of a long one the middle is left out, since both ends tell kernels apart."""
+    if len(name) <= width:
+        return name
+    head = max((width - 1) // 2, 1)
+    return f"{name[:head]}…{name[len(name) - max(width - 1 - head, 1) :]}"
 
 
 def device_title(record: Record) -> str:
@@ -84,30 +92,34 @@ def _print_problem(console: Console, records: Sequence[Record]) -> None:
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("class", no_wrap=True)
     table.add_column("backend", no_wrap=True)
-    table.add_column("winner", overflow="ellipsis", no_wrap=True, ratio=1)
+    table.add_column("winner", no_wrap=True)
     measures = ("median ms", "p10", "p90", "TFLOP/s", "of floor", "workspace") if wide else ("ms", "TFLOP/s", "floor")
     for name in measures:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("candidates", no_wrap=True)
-    for record in records:
+    verdicts = [_verdicts(record, wide) for record in records]
+    room = max(console.width - (86 if wide else 55) - max(map(len, verdicts)), 10)  # what the other columns leave
+    for record, counts in zip(records, verdicts, strict=True):
         best = record.best
         if best is None:
             state = record.status if record.status != "ok" else "no winner"
             style = "red" if record.status in ("ok", "failed") else "dim"
-            table.add_row(record.job["class"], "-", state, *("-" for _ in measures), _verdicts(record), style=style)
+            table.add_row(record.job["class"], "-", state, *("-" for _ in measures), counts, style=style)
             continue
         fraction = "-" if best["fraction"] is None else f"{float(best['fraction']):.2g}"
         values = [number_text(best["median_ms"]), number_text(best["tflops"]), fraction]
         if wide:
             values[1:1] = [number_text(best["p10_ms"]), number_text(best["p90_ms"])]
             values.append(bytes_text(best["workspace_size"]))
-        table.add_row(record.job["class"], best["backend"], best["name"], *values, _verdicts(record))
+        table.add_row(record.job["class"], best["backend"], shorten(best["name"], room), *values, counts)
     console.print(table)
 
 
-def _verdicts(record: Record) -> str:
-    """How many candidates got which verdict: "12 ok, 3 behind"."""
+def _verdicts(record: Record, wide: bool) -> str:
+    """How many candidates got which verdict: "12 ok, 3 behind"; on narrow terminals "12 of 15 ok"."""
     counts = Counter(row["verdict"] for row in record.rows)
+    if counts and not wide:
+        return f"{counts['ok']} of {counts.total()} ok"
     return ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "-"
 
 

@@ -66,9 +66,18 @@ def plot_comparisons(comparisons: Sequence[Comparison], path: Path) -> None:
 def _place(record: Record) -> tuple[str, str]:
     """The cluster and the class of a bar."""
     job = record.job
-    label = f"M={job['m']} K={job['k']}\nN={job['n']}" if job["model"].count(",") == 3 else str(job["model"]).replace("-", "-\n", 1)
+    label = f"M={job['m']} K={job['k']}\nN={job['n']}" if job["model"].count(",") == 3 else _two_lines(str(job["model"]))
     scaled = f", 1/{job['scale']}" if job["scale"] != 1 else ""
     return f"{label}\nE={job['e']}{scaled}\n{job['dtype']}, {job['distribution']}", job["class"]
+
+
+def _two_lines(name: str) -> str:
+    """A long name, broken at the hyphen that is nearest to its middle."""
+    places = [place for place, letter in enumerate(name) if letter == "-"]
+    if len(name) < 18 or not places:
+        return name
+    middle = min(places, key=lambda place: abs(place - len(name) // 2))
+    return f"{name[: middle + 1]}\n{name[middle + 1 :]}"
 
 
 def _note(records: Sequence[Record]) -> str:
@@ -112,14 +121,15 @@ def _draw_tflops(axis: Any, values: Mapping[tuple[str, str], float], clusters: l
 
 
 def _draw_ratio(axis: Any, values: Mapping[tuple[str, str], float], clusters: list[str]) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     axis.set_yscale("log")
     draw_bars(axis, dict(values), clusters, 1.0)
     low, high = min(values.values()), max(values.values())
     axis.set_ylim(min(0.9, low / 1.1), max(1.1, high * 1.15))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
-    axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}x") if high / low < 8 else NullFormatter())
+    axis.yaxis.set_major_locator(MaxNLocator(8) if max(high, 1) / min(low, 1) < 4 else LogLocator(10, subs=(1, 2, 5)))
+    axis.yaxis.set_minor_formatter(NullFormatter())
     axis.axhline(1, color="0.3", linewidth=1, zorder=3)
     label_short_bars(axis, "{:.3g}x")
     axis.set_ylabel("time before / time now", fontsize=9)

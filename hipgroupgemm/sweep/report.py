@@ -18,7 +18,7 @@ from rich.table import Table
 
 from hipgroupgemm.benchmark.table import number_text, write_text
 from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, Series, compare, series_of, summary
-from hipgroupgemm.sweep.output import print_sweep, problem_title
+from hipgroupgemm.sweep.output import print_sweep, problem_title, shorten
 from hipgroupgemm.sweep.record import Record, read_sweep
 
 __all__ = ["print_report", "read_series", "report", "report_as_dict", "write_report_csv"]
@@ -115,11 +115,15 @@ def _print_pairs(console: Console, pairs: Sequence[Pair]) -> None:
     table.add_column("class", no_wrap=True)
     for name in ("before ms", "now ms", "ratio", "same alg."):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("winner", overflow="ellipsis", no_wrap=True, ratio=1)
+    table.add_column("winner", no_wrap=True)
+    room = console.width - 54  # what the columns of numbers leave
     for pair in pairs:
         was, now = pair.base.best or {}, pair.other.best or {}
         names = f"{was['backend']} {was['name']}", f"{now['backend']} {now['name']}"
-        winner = (f"{names[0]} -> {names[1]}" if wide else f"-> {names[1]}") if pair.changed else names[1]
+        if pair.changed and wide:
+            winner = " -> ".join(shorten(name, (room - 4) // 2) for name in names)
+        else:
+            winner = f"-> {shorten(names[1], room - 3)}" if pair.changed else shorten(names[1], room)
         ratio = "-" if math.isnan(pair.ratio) else f"{'~ ' if pair.noise else ''}{pair.ratio:.3f}"
         same = "-" if pair.same is None else f"{pair.same:.3f}"
         table.add_row(pair.base.job["class"], number_text(was["median_ms"]), number_text(now["median_ms"]), ratio, same, winner)
