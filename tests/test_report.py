@@ -328,3 +328,35 @@ def test_files_that_are_no_use(two, tmp_path) -> None:
     assert done.exit_code == 0
     assert "ends in the middle of a job" in done.output
     assert "jobs: 2 ok" in done.output
+
+
+# ---- recorded sweeps -------------------------------------------------------------------------------------------------------------
+
+
+def test_recorded_sweeps_of_two_versions() -> None:
+    """Both were made by the real command; `sweep_engine` says how. Their times are their own, so they are read here a second way."""
+    paths = [DATA / "sweep_old.json", DATA / "sweep_new.json"]
+    old, new = (json.loads(path.read_text())["jobs"] for path in paths)
+    found = compare(*series_of([read_sweep(path) for path in paths]))
+    names = ("class", "m", "k", "n", "e")
+    times = [{tuple(job["job"][name] for name in names): job["best"] for job in jobs} for jobs in (old, new)]
+    assert len(times[0]) == 4
+    ratios = {problem: best["median_ms"] / times[1][problem]["median_ms"] for problem, best in times[0].items()}
+    assert {tuple(pair.base.job[name] for name in names): pair.ratio for pair in found.pairs} == pytest.approx(ratios)
+    assert found.ratio == pytest.approx(np.exp(np.mean(np.log(list(ratios.values())))))
+    assert all(pair.changed and (pair.base.best["name"], pair.other.best["name"]) == ("tile_64", "tile_128") for pair in found.pairs)
+    assert {(f.algorithm, f.before, f.after) for f in found.newly_wrong} == {("stream_k", "ok", "crashed")}
+    assert {(f.algorithm, f.before, f.after) for f in found.newly_right} == {("tile_256", "wrong", "ok")}
+    assert (found.new, found.missing) == ({("double", "tile_512"): 4}, {("double", "tile_32"): 4})
+    done = report(*paths)
+    assert done.exit_code == 1
+    assert "AMD EPYC; hipgroupgemm 0.1.0, numpy 2.4.6, double 1" in done.output
+    assert "newly wrong: 4" in done.output
+    assert report(DATA / "sweep_new.json").exit_code == 0
+
+
+def test_recorded_sweeps_are_whole_files() -> None:
+    for name in ("sweep_old.json", "sweep_new.json"):
+        found = read_sweep(DATA / name)
+        assert found.finished
+        assert not found.warnings

@@ -17,7 +17,7 @@ from rich.table import Table
 from hipgroupgemm.benchmark.table import bytes_text, number_text, write_text
 from hipgroupgemm.sweep.record import Record
 
-__all__ = ["device_title", "print_sweep", "problem_title", "shorten", "write_csv"]
+__all__ = ["device_title", "first_line", "print_sweep", "problem_title", "shorten", "write_csv"]
 
 _WIDE = 120
 _MOST_NOTES = 20
@@ -57,6 +57,11 @@ def shorten(name: str, width: int) -> str:
     return f"{name[:head]}…{name[len(name) - max(width - 1 - head, 1) :]}"
 
 
+def first_line(reason: str) -> str:
+    """What the terminal shows of a reason; JSON and CSV have the rest, such as a crash's last words."""
+    return reason.split("\n", 1)[0]
+
+
 def device_title(record: Record) -> str:
     """The device's kind and product name."""
     name = str(record.identity.get("name") or record.identity.get("target") or "")
@@ -83,7 +88,7 @@ def _notes(records: Iterable[Record]) -> Iterable[str]:
             yield f"{where}: {record.reason}"
         for row in record.rows:
             if row["verdict"] not in ("ok", "behind", "untimed"):
-                yield f"{where}: {row['backend']} {row['index']} {row['name']}: {row['verdict']}: {row['reason']}"
+                yield f"{where}: {row['backend']} {row['index']} {row['name']}: {row['verdict']}: {first_line(row['reason'])}"
 
 
 def _print_problem(console: Console, records: Sequence[Record]) -> None:

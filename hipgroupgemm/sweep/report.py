@@ -18,7 +18,7 @@ from rich.table import Table
 
 from hipgroupgemm.benchmark.table import number_text, write_text
 from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, Series, compare, series_of, summary
-from hipgroupgemm.sweep.output import print_sweep, problem_title, shorten
+from hipgroupgemm.sweep.output import first_line, print_sweep, problem_title, shorten
 from hipgroupgemm.sweep.record import Record, read_sweep
 
 __all__ = ["print_report", "read_series", "report", "report_as_dict", "write_report_csv"]
@@ -83,8 +83,8 @@ def _print_summary(console: Console, series: Series) -> None:
         f"  jobs: {_counts(facts['jobs'])}; candidates: {_counts(facts['verdicts'])}; winners by backend: {_counts(facts['winners'])}",
     )
     if facts["fraction_of_floor"] is not None:
-        classes = ", ".join(f"{name} {value:.3f}" for name, value in facts["fraction_by_class"].items())
-        _line(console, f"  the winners' fraction of the floor, geometric mean: {facts['fraction_of_floor']:.3f} ({classes})")
+        classes = ", ".join(f"{name} {value:.3g}" for name, value in facts["fraction_by_class"].items())
+        _line(console, f"  the winners' fraction of the floor, geometric mean: {facts['fraction_of_floor']:.3g} ({classes})")
 
 
 def _print_comparison(console: Console, comparison: Comparison) -> None:
@@ -141,7 +141,7 @@ def _change(pair: Pair) -> str:
 
 def _finding(found: Finding) -> str:
     who = f"{found.backend} {found.algorithm}" if found.algorithm else "the job"
-    reason = f": {found.reason}" if found.reason else ""
+    reason = f": {first_line(found.reason)}" if found.reason else ""
     return f"{found.job['class']} {problem_title(found.job)}: {who}: {found.before} -> {found.after}{reason}"
 
 
