@@ -1,4 +1,4 @@
-"""The command `hipgroupgemm`: bench, list, doctor, store. NumPy and everything above it are imported by the commands, not for --help."""
+"""The command `hipgroupgemm`: bench, list, doctor, and those of other modules. NumPy and all above it are imported in them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from hipgroupgemm.cli_parameters import (
     shapes_of,
 )
 from hipgroupgemm.cli_store import store
+from hipgroupgemm.cli_sweep import report, sweep
 
 __all__ = ["cli", "main"]
 
@@ -57,7 +58,7 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit.")
 def cli() -> None:
-    """Grouped GEMM (ragged dot) for mixture-of-experts layers: measure it, see its algorithms, check this machine."""
+    """Grouped GEMM (ragged dot) for mixture-of-experts layers: measure it, tune it, see its algorithms, check this machine."""
 
 
 # ---- bench ---------------------------------------------------------------------------------------------------------------------
@@ -208,6 +209,8 @@ def doctor(as_json: bool) -> None:
         print_report(report)
 
 
+cli.add_command(sweep)
+cli.add_command(report)
 cli.add_command(store)
 
 
