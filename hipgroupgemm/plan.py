@@ -7,10 +7,10 @@ import itertools
 import threading
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hipgroupgemm import arrays
-from hipgroupgemm.backends import passed_over, select_backend
+from hipgroupgemm.backends import get_backend, passed_over, select_backend
 from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits
 from hipgroupgemm.backends.ranges import with_ranges
 from hipgroupgemm.bindings import bind_config, with_scalars
@@ -22,6 +22,9 @@ from hipgroupgemm.operands import DoesNotCollapse, Precision, config_from_views
 from hipgroupgemm.repeats import Repeat, Repeats, key_of
 from hipgroupgemm.runtime.streams import normalize_stream
 from hipgroupgemm.views import CPU, ArrayView, Device, packed_strides
+
+if TYPE_CHECKING:
+    from hipgroupgemm.tuning.store import StoredRecord
 
 __all__ = ["GroupedMatmulPlan", "MatmulAlgorithm"]
 
@@ -35,22 +38,33 @@ class GroupedMatmulPlan:
 
     Args:
         config: the problem. Its alpha and beta are `execute`'s defaults; beta = 0 and beta != 0 are different plans.
-        backend: a backend's name ("hipblaslt", "triton", "reference"), which then runs it or refuses; None takes the first that can.
+        backend: a backend's name ("hipblaslt", "triton", "reference"), which then runs it or refuses; None takes the one that tuning has
+            found best and stored, else the first that can.
         device: a Device or "cpu", "cuda:0", "rocm:1"; None is the current GPU where there is one, else the CPU.
+        use_store: whether to begin with the algorithm that tuning has found best and stored (of `backend`, where it is named); the store
+            is looked at here and not again. HIPGROUPGEMM_TUNING_STORE=off turns that off for all plans.
 
     Raises:
         ValueError: no backend or device of that name.
         NotImplementedError: no backend, or not the named one, runs this config there; the text carries every reason.
     """
 
-    def __init__(self, config: GroupedGemmConfig, backend: str | None = None, device: Device | str | None = None) -> None:
+    def __init__(
+        self, config: GroupedGemmConfig, backend: str | None = None, device: Device | str | None = None, *, use_store: bool = True
+    ) -> None:
         if not isinstance(config, GroupedGemmConfig):
             raise TypeError(f"config: got {type(config).__name__}, wanted a GroupedGemmConfig")
         self.config = config
         self.key = config.key()
         self.device = _default_device() if device is None else Device.of(device)
-        self._backend: Backend = select_backend(config, self.device, backend)
+        self._named, self._use_store = backend, use_store
+        self._stored: StoredRecord | None = self._look_up()
+        stored = self._stored
+        winner = None if stored is None else lambda *_: stored.backend
+        self._backend: Backend = select_backend(config, self.device, backend, winner)
         self._algorithm: MatmulAlgorithm | None = None
+        if stored is not None and stored.backend == self._backend.name:
+            self._algorithm = stored.algorithm
         self._executables: dict[int, Executable] = {}
         self._bindings: dict[Any, tuple[RaggedDotAxes, GroupedGemmConfig]] = {}
         self._repeats = Repeats()
@@ -118,7 +132,7 @@ class GroupedMatmulPlan:
 
     @property
     def algorithm(self) -> MatmulAlgorithm:
-        """The algorithm that `execute` runs: the pinned one, else the backend's best guess."""
+        """The algorithm that `execute` runs: the pinned one, else the one that tuning has stored, else the backend's best guess."""
         with self._lock:
             self._require_open()
             if self._algorithm is None:
@@ -128,10 +142,26 @@ class GroupedMatmulPlan:
                 self._algorithm = guesses[0]
             return self._algorithm
 
+    def _look_up(self, *, deterministic: bool = False) -> StoredRecord | None:
+        """What the tuning store has for this plan."""
+        if not self._use_store:
+            return None
+        from hipgroupgemm.tuning.store import default_store
+
+        return default_store().lookup(self.key, self.device, backend=self._named, deterministic=deterministic)
+
     def use_deterministic(self) -> None:
-        """Takes the backend's best guess among deterministic algorithms; NotImplementedError when there is none."""
+        """Takes the best deterministic algorithm that tuning has stored, else the backend's best guess; NotImplementedError without any.
+
+        A plan whose backend was not named may change to another backend, where tuning has found that one best.
+        """
         with self._lock:
             if self.algorithm.deterministic:
+                return
+            stored = self._look_up(deterministic=True)
+            if stored is not None:
+                self._drop_executables()
+                self._backend, self._algorithm, self._stored = get_backend(stored.backend), stored.algorithm, stored
                 return
             for candidate in self.get_algorithms():
                 if candidate.deterministic:
@@ -280,6 +310,7 @@ class GroupedMatmulPlan:
                 f"{c.type_a} x {c.type_b} -> {c.type_d}",
                 f"device {self.device}, backend {self.backend}, algorithm {algorithm.index} {algorithm.name}, "
                 f"workspace {algorithm.workspace_size} bytes, {'' if algorithm.deterministic else 'not '}deterministic",
+                *([f"from the tuning store: {self._stored.describe()}"] if self._stored and self._stored.algorithm == algorithm else []),
                 f"serves ragged extents up to {c.capacity}",
                 f"strides in elements: lhs (batch, m, k) {c.lhs_strides}, rhs (group, batch, k, n) {c.rhs_strides}, "
                 f"out (group, batch, m, n) {c.output_strides}; "
