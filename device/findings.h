@@ -11,7 +11,7 @@ constexpr hgg_u64 kNowhere = ~(hgg_u64)0;
 constexpr int kChunkElements = 4096;  // of a line, that a block takes at a time
 
 HGG_FUNCTION hgg_findings nothing_found() {
-  return hgg_findings{0, 0, kNowhere, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, kNowhere};
+  return hgg_findings{0, 0, kNowhere, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, kNowhere, 0.0};
 }
 
 HGG_FUNCTION void clear(HGG_PRIVATE(hgg_findings, (&found))) {
@@ -25,6 +25,9 @@ HGG_FUNCTION double magnitude_of(double value) { return value < 0 ? -value : val
 
 HGG_FUNCTION void note_wrong(hgg_findings& f, hgg_u64 index, double got, double wanted, double bound) {
   f.wrong += 1;
+  const double error = magnitude_of(got - wanted);
+  const double ratio = error == error && bound > 0 ? error / bound : (double)float_of(0x7f800000u);
+  f.worst = maximum(f.worst, ratio);
   if (index >= f.first) return;
   f.first = index;
   f.got = got;
@@ -46,6 +49,7 @@ HGG_FUNCTION void add_findings(hgg_findings& to, const hgg_findings& from) {
   to.unwritten += from.unwritten;
   to.nan += from.nan;
   to.first_nan = minimum(to.first_nan, from.first_nan);
+  to.worst = maximum(to.worst, from.worst);
 }
 
 // Field by field: the global address space of a HIP device has no copy of a struct.
@@ -61,6 +65,7 @@ HGG_FUNCTION void write_findings(hgg_u64 address, const hgg_findings& f) {
   write<hgg_u64>(address + 64, f.unwritten);
   write<hgg_u64>(address + 72, f.nan);
   write<hgg_u64>(address + 80, f.first_nan);
+  write<double>(address + 88, f.worst);
 }
 
 // Adds up what the threads found, always in the same order, and writes it to the block's place.

@@ -34,6 +34,7 @@ typedef struct hgg_findings {
   hgg_u64 unwritten; /* hgg_inspect: covered, and still the poison */
   hgg_u64 nan;       /* hgg_inspect: covered, and another NaN */
   hgg_u64 first_nan; /* of either */
+  double worst;      /* of what is wrong: the largest error in units of its bound; infinite for NaN */
 } hgg_findings;
 
 /* Elements are at base + group * group_stride + batch * batch_stride + row * row_stride + column *
@@ -120,7 +121,7 @@ HGG_AT(hgg_memory_arguments, count, 80);
 HGG_AT(hgg_memory_arguments, findings, 104);
 HGG_AT(hgg_memory_arguments, poison, 116);
 #undef HGG_AT
-HGG_STATIC_ASSERT(sizeof(hgg_findings) == 88 && sizeof(hgg_tensor) == 48, "judge: findings and tensor");
+HGG_STATIC_ASSERT(sizeof(hgg_findings) == 96 && sizeof(hgg_tensor) == 48, "judge: findings and tensor");
 HGG_STATIC_ASSERT(sizeof(hgg_judge_tile) == 48 && sizeof(hgg_judge_arguments) == 384,
                   "judge: tile and arguments");
 HGG_STATIC_ASSERT(sizeof(hgg_memory_arguments) == 120, "judge: memory arguments");

@@ -73,6 +73,10 @@ def case_list() -> list[Case]:
         add(f"weight gradient, {name}", WEIGHT_GRADIENT_BATCHED, spec((2, 15, 6), "float16"), spec((2, 15, 7), "float16"), sizes)
     slabs = {"out": spec((3, 10, 9), "float32", pad=1)}
     add("batch", BATCH, spec((3, 10, 8), "float32"), spec((3, 8, 9), "float32", (0, 2, 1)), [1, 1, 1], **slabs)
+    for dtype in ("bfloat16", "float64"):
+        config = _config(FORWARD, spec((14, 16), dtype), spec((2, 16, 24), dtype), [6, 5])
+        config = dataclasses.replace(config, lhs_alignment=1, rhs_alignment=2, output_alignment=1)
+        cases.append(Case(f"unaligned {dtype}", config, [6, 5]))
     add("nothing to contract", FORWARD, spec((9, 0), "float32"), spec((2, 0, 7), "float32"), [3, 4])
     add("no groups filled", FORWARD, spec((9, 5), "bfloat16"), spec((2, 5, 7), "bfloat16"), [0, 0])
     add("no columns", FORWARD, spec((9, 5), "bfloat16"), spec((2, 5, 0), "bfloat16"), [4, 5])
@@ -209,6 +213,7 @@ def check_inputs(bench: Workbench, case: Case) -> None:
         address, values = getattr(operands, name), bench.values(operands, name)
         wanted = getattr(case.config, {"lhs": "lhs_alignment", "rhs": "rhs_alignment", "out": "output_alignment"}.get(name, ""), 1)
         assert address % wanted == 0, name
+        assert wanted > 2 or address % (2 * wanted) != 0 or "unaligned" not in case.name, name
         around = peek(bench, address - 64, layout.reach + 128)
         mask = np.ones(around.size, bool)
         np.ndarray((*layout.shape, layout.dtype.itemsize), bool, mask.data, 64, (*layout.byte_strides, 1))[...] = False
@@ -369,3 +374,35 @@ def check_copies_and_refusals(bench: Workbench) -> None:
         bench.judge(second, case.host_sizes, beta=1.0)
     bench.release(second)
     bench.release(second)
+
+
+def check_scalars_and_offsets(bench: Workbench) -> None:
+    """alpha and beta of a call instead of the config's, alpha = 0 that reads no product, and groups out of more."""
+    case = CASES["c"]
+    other = Case("c, other scalars", dataclasses.replace(case.config, alpha=-0.25, beta=2.0), case.sizes)
+    (operands,) = bench.operands(case.config, seed=21)
+    bench.poison(operands)
+    put(bench, operands, right_result(bench, operands, other))
+    assert bench.judge(operands, case.host_sizes, alpha=-0.25, beta=2.0).fault == ""
+    assert "are wrong" in bench.judge(operands, case.host_sizes).fault
+    arguments = bench.arguments(operands, bench.sizes(case.host_sizes), alpha=-0.25, beta=2.0, tail="undefined", group_offset=0)
+    assert (arguments.config.alpha, arguments.config.beta, arguments.config.key()) == (-0.25, 2.0, case.config.key())
+    with np.testing.assert_raises_regex(ValueError, "beta=0"):
+        bench.arguments(operands, bench.sizes(case.host_sizes), beta=0.0)
+    put(bench, operands, (2.0 * bench.values(operands, "c").astype(np.float64)).astype(operands.layouts["out"].dtype))
+    put(bench, operands, np.full(operands.layouts["lhs"].shape, np.nan), "lhs")
+    assert bench.judge(operands, case.host_sizes, alpha=0.0, beta=2.0).fault == ""
+    bench.release(operands)
+    sizes = [4, 9, 3, 8]
+    config = _config(FORWARD, spec((30, 14), "float32"), spec((2, 14, 10), "float32"), sizes, group_offset=1)
+    case = Case("groups out of more", config, sizes)
+    (operands,) = bench.operands(config, seed=22)
+    bench.poison(operands)
+    put(bench, operands, right_result(bench, operands, case, group_offset=1))
+    assert bench.judge(operands, case.host_sizes, group_offset=1).fault == ""
+    assert "no group covers" in bench.judge(operands, case.host_sizes, group_offset=2).fault
+    change(bench, operands, (0, 0, 3, 9), 1e-20)
+    assert "row 3 column 9" in bench.judge(operands, case.host_sizes, group_offset=1).fault
+    with np.testing.assert_raises_regex(ValueError, "group_offset=3"):
+        bench.judge(operands, case.host_sizes, group_offset=3)
+    bench.release(operands)

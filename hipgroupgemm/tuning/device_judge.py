@@ -27,7 +27,7 @@ _NOWHERE = (1 << 64) - 1
 FINDINGS = np.dtype(
     [
         ("count", "<u8"), ("wrong", "<u8"), ("first", "<u8"), ("got", "<f8"), ("wanted", "<f8"), ("bound", "<f8"),
-        ("square_error", "<f8"), ("square_norm", "<f8"), ("unwritten", "<u8"), ("nan", "<u8"), ("first_nan", "<u8"),
+        ("square_error", "<f8"), ("square_norm", "<f8"), ("unwritten", "<u8"), ("nan", "<u8"), ("first_nan", "<u8"), ("worst", "<f8"),
     ]
 )  # fmt: skip
 TENSOR = np.dtype(
@@ -185,7 +185,7 @@ class DeviceJudge:
             parts = self._read(findings, judge_grid)
             found.compared, found.wrong = int(parts["count"].sum()), int(parts["wrong"].sum())
             found.square_error, found.square_norm = float(parts["square_error"].sum()), float(parts["square_norm"].sum())
-            found.where = _first_wrong(problem, parts)
+            found.where, found.worst = _first_wrong(problem, parts), float(parts["worst"].max())
         self._launch("hgg_inspect", arguments, inspect_grid)
         parts = self._read(findings, inspect_grid)
         found.uncovered, found.where_uncovered = int(parts["wrong"].sum()), _first_wrong(problem, parts)

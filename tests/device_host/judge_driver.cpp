@@ -24,6 +24,7 @@ extern const hgg_test_field hgg_test_layout[] = {
     FIELD(hgg_findings, unwritten),
     FIELD(hgg_findings, nan),
     FIELD(hgg_findings, first_nan),
+    FIELD(hgg_findings, worst),
     FIELD(hgg_tensor, base),
     FIELD(hgg_tensor, group_stride),
     FIELD(hgg_tensor, batch_stride),
