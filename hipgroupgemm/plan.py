@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hipgroupgemm import arrays
 from hipgroupgemm.backends import get_backend, passed_over, select_backend
-from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits
+from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits, find_algorithm
 from hipgroupgemm.backends.ranges import with_ranges
 from hipgroupgemm.bindings import bind_config, with_scalars
 from hipgroupgemm.calls import Operands, gather
@@ -113,13 +113,13 @@ class GroupedMatmulPlan:
             raise ValueError(f"algorithm: {name!r} belongs to backend {backend!r}, this plan runs on {self.backend!r}")
         with self._lock:
             self._require_open()
+            candidate = find_algorithm(self._backend, self.key, self.device, name, number)
+            if candidate is not None:
+                if candidate != self._algorithm:
+                    self._drop_executables()
+                    self._algorithm = candidate
+                return
             known = self._backend.algorithms(self.key, self.device, as_limits(None, None))
-            for candidate in known:
-                if candidate.name == name and candidate.index == number:
-                    if candidate != self._algorithm:
-                        self._drop_executables()
-                        self._algorithm = candidate
-                    return
             same = [str(c.index) for c in known if c.name == name]
             hint = (
                 f"that name has index {', '.join(same)} here"
