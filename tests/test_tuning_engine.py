@@ -13,6 +13,7 @@ from tuning_double import TuningDouble, UnloadableDouble, Unpicklable
 import hipgroupgemm as hgg
 from hipgroupgemm.tuning import child
 from hipgroupgemm.tuning.engine import tune
+from hipgroupgemm.tuning.host_bench import HostBench
 from hipgroupgemm.tuning.report import VERDICTS
 
 FAST = {"repetitions": 3, "warmup": 1, "ceilings": False, "step_timeout": 30.0}
@@ -178,6 +179,25 @@ def test_a_crash_while_it_is_timed(register):
     report = tune(forward(), "cpu", backends="double", **{**FAST, "repetitions": 5})
     assert verdicts(report) == {"dies_after:14": "crashed", "good:1": "ok"}
     assert row_of(report, "good:1").samples == 5
+
+
+def test_a_device_error_that_stays_is_a_crash_and_a_fresh_worker_goes_on(register, tmp_path):
+    register(TuningDouble(["breaks_the_device", "good"], marks=str(tmp_path)))
+    report = tune(forward(), "cpu", backends="double", **FAST)
+    assert verdicts(report) == {"breaks_the_device": "crashed", "good": "ok"}
+    reason = row_of(report, "breaks_the_device").reason
+    assert "an illegal memory access was encountered" in reason
+    assert "unusable" in reason
+    assert len({line.split()[0] for line in (tmp_path / "marks").read_text().splitlines()}) == 2
+
+
+def test_a_device_error_that_stays_in_this_process_ends_what_it_can(register, monkeypatch):
+    monkeypatch.setattr(HostBench, "synchronize", HostBench.synchronize)  # put back behind the test
+    register(TuningDouble(["breaks_the_device", "good"]))
+    report = tune(forward(), "cpu", backends="double", isolate=False, **FAST)
+    assert verdicts(report) == {"breaks_the_device": "failed", "good": "untimed"}
+    assert report.best is None
+    assert "cannot be used in this process any more" in report.notes[0]
 
 
 def test_a_backend_that_kills_every_worker_is_given_up(register, monkeypatch):

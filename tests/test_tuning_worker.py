@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,6 +19,9 @@ from tuning_double import TuningDouble
 import hipgroupgemm as hgg
 from hipgroupgemm.tuning import child, worker
 from hipgroupgemm.tuning.engine import tune
+from hipgroupgemm.tuning.session import Task
+from hipgroupgemm.tuning.sizes import size_samples
+from hipgroupgemm.tuning.verify import size_sets
 from hipgroupgemm.views import CPU
 
 LIMITS = {"start": 60.0, "operands": 60.0, "prepare": 60.0, "run": 60.0, "judge": 60.0}
@@ -210,6 +214,21 @@ def test_the_worker_is_a_module_and_ends_with_its_input():
         assert b"done" in worker.read_frame(started.stdout)
         started.stdin.close()
         assert started.wait(10) == 1  # not a leader of its group here: it ends alone
+
+
+def test_a_worker_whose_candidate_holds_the_lock_ends_too(monkeypatch):
+    """No thread of it can see then that its input has ended: a timer of faulthandler's ends it."""
+    task = Task(config(), CPU, size_sets(config(), size_samples(None, config())), 1, 0, ceilings=False)
+    double = TuningDouble(["holds_the_lock"])
+    limits = {**LIMITS, "run": 0.1}
+    one, _ = child.acquire(CPU)
+    assert one.ask(("backends", {"double": pickle.dumps(double)}), limits) == ("done", {})
+    assert one.ask(("open", task), limits)[0] == "done"
+    one._send((limits, ("check", double.found[0], 0)))
+    time.sleep(0.3)
+    one._process.stdin.close()
+    assert gone([one.pid])
+    one.kill()
 
 
 def test_a_forked_process_leaves_the_worker_to_its_parent(double):

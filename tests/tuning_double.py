@@ -22,6 +22,7 @@ from hipgroupgemm.backends.reference import numpy_view, run_config
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.dtypes import DTYPES
 from hipgroupgemm.groups import GroupFault, scan
+from hipgroupgemm.tuning.host_bench import HostBench
 
 
 class _Executable(Executable):
@@ -176,6 +177,14 @@ class _Executable(Executable):
 
     def run_raises(self, arguments: Arguments, _: str) -> None:
         raise RuntimeError("no kernel image is available for this device")
+
+    def run_breaks_the_device(self, arguments: Arguments, _: str) -> None:
+        """Leaves a device on which every call fails from now on in this process, as an illegal access does."""
+
+        def synchronize(bench: HostBench) -> None:
+            raise RuntimeError("an illegal memory access was encountered")
+
+        HostBench.synchronize = synchronize  # type: ignore[method-assign]
 
     def run_prints(self, arguments: Arguments, _: str) -> None:
         """Right, and noisy on both streams: none of it may get among the replies."""
