@@ -84,6 +84,21 @@ def test_far_behind_is_left_behind():
     assert (row.verdict, row.median_ms, row.samples) == ("behind", 2.1, 3)
 
 
+def test_who_was_left_behind_one_that_fails_comes_back():
+    """The fastest is wrong in its last round; the others then go on where they were, and the far slower one is left behind again."""
+    ms = {"cheat": 0.1, "good": 1.0, "far": 3.0}
+
+    def says(name, _, count):
+        return Outcome("wrong", "late", 9.0, 1.0) if (name, count) == ("cheat", 7) else ms[name]
+
+    lane, entries, _ = run(ms, says, repetitions=8)
+    assert lane.seen["good", 0] == 8
+    assert {name: entry.verdict for name, entry in entries.items()} == {"cheat": "wrong", "good": "", "far": "behind"}
+    assert "3 times the best time" in entries["far"].reason
+    assert lane.judged.count("good") == 1
+    assert entries["good"].row(1.0, None).samples == 8
+
+
 def test_one_slow_run_leaves_nobody_behind():
     _, entries, _ = run(["a", "b"], lambda name, _, count: 9.0 if (name, count) == ("b", 0) else 1.0, repetitions=8)
     assert entries["b"].verdict == ""
@@ -159,7 +174,7 @@ def test_a_time_limit_keeps_what_is_done():
 
         def over(self):
             self.calls -= 1
-            return self.calls < 0
+            return self.found and self.calls < 0
 
     _, entries, _ = run(["a", "b", "c"], lambda *_: 1.0, repetitions=9, patience=Short(2))
     assert [len(entries[name].times) for name in "abc"] == [1, 1, 0]

@@ -156,7 +156,7 @@ def test_what_progress_raises_ends_it_and_kills_the_worker(tmp_path, double):
 
 def test_hung_candidates_and_their_processes_are_gone_afterwards(tmp_path, double):
     double("hangs_on", "good")
-    report = tune(config(), "cpu", backends="double", ceilings=False, repetitions=1, step_timeout=0.5)
+    report = tune(config(), "cpu", backends="double", ceilings=False, repetitions=1, step_timeout=1.5)
     assert {row.algorithm.name: row.verdict for row in report.rows} == {"hangs_on": "hung", "good": "ok"}
     alive = {pid for pid in marks_of(tmp_path) if exists(pid)}
     assert alive == {one.pid for one in child._idle[CPU]}  # the one that went on with the rest
