@@ -1,4 +1,4 @@
-"""The command `hipgroupgemm`: bench, list, doctor. NumPy and everything above it are imported by the commands, not for --help."""
+"""The command `hipgroupgemm`: bench, list, doctor, and those of other modules. NumPy and all above it are imported in them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from hipgroupgemm.cli_parameters import (
     require_matplotlib,
     shapes_of,
 )
+from hipgroupgemm.cli_store import store
+from hipgroupgemm.cli_sweep import report, sweep
 
 __all__ = ["cli", "main"]
 
@@ -56,7 +58,7 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit.")
 def cli() -> None:
-    """Grouped GEMM (ragged dot) for mixture-of-experts layers: measure it, see its algorithms, check this machine."""
+    """Grouped GEMM (ragged dot) for mixture-of-experts layers: measure it, tune it, see its algorithms, check this machine."""
 
 
 # ---- bench ---------------------------------------------------------------------------------------------------------------------
@@ -205,6 +207,11 @@ def doctor(as_json: bool) -> None:
         click.echo(json.dumps(report.as_dict(), indent=1))
     else:
         print_report(report)
+
+
+cli.add_command(sweep)
+cli.add_command(report)
+cli.add_command(store)
 
 
 if __name__ == "__main__":

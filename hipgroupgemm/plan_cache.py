@@ -31,7 +31,7 @@ class _Lease:
 
 
 class PlanCache:
-    """Plans by (key, device, backend, deterministic): bounded, the least recently used goes first and is closed once unused."""
+    """Plans by (key, device, backend, deterministic, use_store): bounded, the least recently used goes first and is closed once unused."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -39,19 +39,20 @@ class PlanCache:
         self._version = registry_version()
         self._entries: collections.OrderedDict[Any, list[Any]] = collections.OrderedDict()  # [plan, users, evicted, key]
 
-    def lease(self, config: GroupedGemmConfig, device: Device, backend: str | None, deterministic: bool) -> _Lease:
+    def lease(self, config: GroupedGemmConfig, device: Device, backend: str | None, deterministic: bool, use_store: bool = True) -> _Lease:
         """The plan for a config, made where there is none yet, held open until the lease's `with` block ends."""
-        key = (config.key(), device, backend, deterministic)
+        key = (config.key(), device, backend, deterministic, use_store)
         with self._lock:
             if self._version != registry_version():
                 self._version = registry_version()
-                self.clear()  # backends came or went, so each plan has to be made by those that are there now
+                self.clear()  # backends came or went, or tuning has stored something: each plan has to be made by what is there now
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)
                 entry[1] += 1
                 return _Lease(self, entry)
-        plan = GroupedMatmulPlan(config, backend, device)
+            version = self._version
+        plan = GroupedMatmulPlan(config, backend, device, use_store=use_store)
         try:
             if deterministic:
                 plan.use_deterministic()
@@ -59,9 +60,9 @@ class PlanCache:
             plan.close()
             raise
         with self._lock:
-            if key in self._entries:  # another thread was faster
+            if key in self._entries or version != registry_version():  # another thread was faster, or the choice may be another now
                 plan.close()
-                return self.lease(config, device, backend, deterministic)
+                return self.lease(config, device, backend, deterministic, use_store)
             entry = self._entries[key] = [plan, 1, False, key]
             while len(self._entries) > self._limit:
                 _, oldest = self._entries.popitem(last=False)

@@ -40,6 +40,7 @@ def ragged_dot(
     check: str = "none",
     deterministic: bool = False,
     backend: str | None = None,
+    use_store: bool = True,
     stream: Any = None,
     workspace: Any = None,
 ) -> Any:
@@ -63,6 +64,9 @@ def ragged_dot(
         check: "sync" waits for the device and raises for wrong sizes there; "none" clamps them, see `GroupedMatmulPlan.check`.
         deterministic: only algorithms that give equal bits for equal inputs.
         backend: a backend's name, which then runs it or refuses; None lets stored tuning results, then the order of backends, decide.
+        use_store: whether stored tuning results decide about backend and algorithm. They are looked at when the plan of such calls is
+            made, and again once this process stores something; what other processes store later is not seen by plans that are kept
+            (`clear_plan_cache` drops them).
         stream: a stream object or handle; None is the current stream of lhs's framework.
         workspace: memory for the algorithm; None lets the plan keep its own.
 
@@ -93,6 +97,7 @@ def ragged_dot(
         check=check,
         deterministic=deterministic,
         backend=backend,
+        use_store=use_store,
         stream=stream,
         workspace=workspace,
         _name="ragged_dot",
@@ -118,6 +123,7 @@ def ragged_dot_general(
     check: str = "none",
     deterministic: bool = False,
     backend: str | None = None,
+    use_store: bool = True,
     stream: Any = None,
     workspace: Any = None,
     group_count: int | None = None,
@@ -139,7 +145,8 @@ def ragged_dot_general(
         lhs, rhs, group_sizes, offs: the operands, shaped as above; sizes may have the full prefix that JAX allows.
         ragged_dot_dimension_numbers: `RaggedDotDimensionNumbers`, this package's or JAX's.
         group_count: contracted only, with a group_offset: how many slabs out has (default: out's, else all groups).
-        precision, preferred_element_type, group_offset, out, c, bias, alpha, beta, tail, check, deterministic, backend, stream, workspace:
+        precision, preferred_element_type, group_offset, out, c, bias, alpha, beta, tail, check, deterministic, backend, use_store, stream,
+            workspace:
             as in `ragged_dot`. Empty groups of a contracted ragged dimension have slabs of beta * c. A bias goes with the first row only.
 
     Returns:
@@ -156,7 +163,7 @@ def ragged_dot_general(
         sizes = group_sizes if offs is None else offs
         settings = (precision, preferred_element_type, ragged_dot_dimension_numbers)
         if all(type(setting) in _HASHED for setting in settings) and type(group_count) in (int, type(None)):
-            rest = (offs is None, tail, *settings, deterministic, backend, group_count, _name)
+            rest = (offs is None, tail, *settings, deterministic, backend, use_store, group_count, _name)
             key = key_of((lhs, rhs, sizes, out, c, bias), alpha, beta, group_offset, rest)
             repeat = _repeats.get(key) if key is not None else None
             lease = _plans.lease_again(repeat.holder) if repeat is not None else None
@@ -191,7 +198,7 @@ def ragged_dot_general(
     if binding.config is None:
         _run_uncollapsed(operands, binding, backend)
     else:
-        lease = _plans.lease(binding.config, operands.device, backend, deterministic)
+        lease = _plans.lease(binding.config, operands.device, backend, deterministic, use_store)
         with lease as plan:
             plan._run(operands, binding.config)
         if key is not None:

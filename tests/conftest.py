@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +16,8 @@ import pytest
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # the judge compiles a program a case and runs it once: compiling fast is what counts
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+
+_numbers = itertools.count(1)
 
 
 @pytest.fixture
@@ -29,3 +35,30 @@ def fake_runtime(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     monkeypatch.setitem(sys.modules, "hipgroupgemm.runtime", module)
     monkeypatch.setattr("hipgroupgemm.runtime", module, raising=False)
     return module
+
+
+@pytest.fixture(autouse=True)
+def tuning_store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A tuning store of its own for each test: the user's is never looked at. The directory is made by the first result."""
+    directory = tmp_path_factory.getbasetemp() / f"store-{next(_numbers)}"
+    monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", str(directory))
+    yield directory
+    if directory.exists() and "hipgroupgemm" in sys.modules:
+        sys.modules["hipgroupgemm"].clear_plan_cache()  # plans that were made by what is stored there
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A backend with the algorithms kernel_0, kernel_1 (the deterministic one) and kernel_2, asked after the reference."""
+    from backend_double import DoubleBackend
+
+    from hipgroupgemm import backends, clear_plan_cache
+    from hipgroupgemm.tuning import files
+
+    monkeypatch.setattr(files, "_warned", set())  # what is warned of once a process
+    backend = DoubleBackend()
+    backends.register_backend(backend, ["cpu"])
+    yield backend
+    if backend.name in backends.backend_names():
+        backends.unregister_backend(backend.name)
+    clear_plan_cache()

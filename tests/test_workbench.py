@@ -55,6 +55,10 @@ def test_errors_too_small_for_the_bound_of_an_element(bench):
     contract.check_small_errors(bench)
 
 
+def test_scalars_and_group_offsets(bench):
+    contract.check_scalars_and_offsets(bench)
+
+
 def test_copies_share_out_and_wrong_calls_are_refused(bench):
     contract.check_copies_and_refusals(bench)
 

@@ -73,6 +73,10 @@ def case_list() -> list[Case]:
         add(f"weight gradient, {name}", WEIGHT_GRADIENT_BATCHED, spec((2, 15, 6), "float16"), spec((2, 15, 7), "float16"), sizes)
     slabs = {"out": spec((3, 10, 9), "float32", pad=1)}
     add("batch", BATCH, spec((3, 10, 8), "float32"), spec((3, 8, 9), "float32", (0, 2, 1)), [1, 1, 1], **slabs)
+    for dtype in ("bfloat16", "float64"):
+        config = _config(FORWARD, spec((14, 16), dtype), spec((2, 16, 24), dtype), [6, 5])
+        config = dataclasses.replace(config, lhs_alignment=1, rhs_alignment=2, output_alignment=1)
+        cases.append(Case(f"unaligned {dtype}", config, [6, 5]))
     add("nothing to contract", FORWARD, spec((9, 0), "float32"), spec((2, 0, 7), "float32"), [3, 4])
     add("no groups filled", FORWARD, spec((9, 5), "bfloat16"), spec((2, 5, 7), "bfloat16"), [0, 0])
     add("no columns", FORWARD, spec((9, 5), "bfloat16"), spec((2, 5, 0), "bfloat16"), [4, 5])
@@ -91,8 +95,9 @@ def peek(bench: Workbench, address: int, nbytes: int) -> np.ndarray[Any, Any]:
     if bench.device.kind == "cpu":
         ctypes.memmove(host.ctypes.data, address, nbytes)
     else:
-        bench.runtime.memcpy_async(host.ctypes.data, address, nbytes, bench.stream)
-        bench.synchronize()
+        with bench.runtime.use_device(bench.device.index):
+            bench.runtime.memcpy_async(host.ctypes.data, address, nbytes, bench.stream)
+            bench.synchronize()
     return host
 
 
@@ -102,8 +107,9 @@ def poke(bench: Workbench, address: int, values: np.ndarray[Any, Any]) -> None:
     if bench.device.kind == "cpu":
         ctypes.memmove(address, host.ctypes.data, host.nbytes)
     else:
-        bench.runtime.memcpy_async(address, host.ctypes.data, host.nbytes, bench.stream)
-        bench.synchronize()
+        with bench.runtime.use_device(bench.device.index):
+            bench.runtime.memcpy_async(address, host.ctypes.data, host.nbytes, bench.stream)
+            bench.synchronize()
 
 
 def address_of(operands: OperandSet, name: str, at: Sequence[int]) -> int:
@@ -207,6 +213,7 @@ def check_inputs(bench: Workbench, case: Case) -> None:
         address, values = getattr(operands, name), bench.values(operands, name)
         wanted = getattr(case.config, {"lhs": "lhs_alignment", "rhs": "rhs_alignment", "out": "output_alignment"}.get(name, ""), 1)
         assert address % wanted == 0, name
+        assert wanted > 2 or address % (2 * wanted) != 0 or "unaligned" not in case.name, name
         around = peek(bench, address - 64, layout.reach + 128)
         mask = np.ones(around.size, bool)
         np.ndarray((*layout.shape, layout.dtype.itemsize), bool, mask.data, 64, (*layout.byte_strides, 1))[...] = False
@@ -243,7 +250,8 @@ def check_planted_faults(bench: Workbench, case: Case, rng: np.random.Generator)
     for at in [places[int(rng.integers(len(places)))], places[0], places[-1]] if places else []:
         step = max(abs(float(values[at])), 1.0) * 0.2
         planted(at, float(values[at]) + step, "are wrong")
-        planted(at, np.nan, "NaN")
+        planted(at, np.nan, "1 elements are NaN")
+        planted(at, np.nan, "1 of ")
         kept = peek(bench, address_of(operands, "out", at), layout.dtype.itemsize)
         poke(bench, address_of(operands, "out", at), np.full(layout.dtype.itemsize, 0xFF, np.uint8))
         assert "1 elements were not written" in bench.judge(operands, case.host_sizes).fault
@@ -366,3 +374,35 @@ def check_copies_and_refusals(bench: Workbench) -> None:
         bench.judge(second, case.host_sizes, beta=1.0)
     bench.release(second)
     bench.release(second)
+
+
+def check_scalars_and_offsets(bench: Workbench) -> None:
+    """alpha and beta of a call instead of the config's, alpha = 0 that reads no product, and groups out of more."""
+    case = CASES["c"]
+    other = Case("c, other scalars", dataclasses.replace(case.config, alpha=-0.25, beta=2.0), case.sizes)
+    (operands,) = bench.operands(case.config, seed=21)
+    bench.poison(operands)
+    put(bench, operands, right_result(bench, operands, other))
+    assert bench.judge(operands, case.host_sizes, alpha=-0.25, beta=2.0).fault == ""
+    assert "are wrong" in bench.judge(operands, case.host_sizes).fault
+    arguments = bench.arguments(operands, bench.sizes(case.host_sizes), alpha=-0.25, beta=2.0, tail="undefined", group_offset=0)
+    assert (arguments.config.alpha, arguments.config.beta, arguments.config.key()) == (-0.25, 2.0, case.config.key())
+    with np.testing.assert_raises_regex(ValueError, "beta=0"):
+        bench.arguments(operands, bench.sizes(case.host_sizes), beta=0.0)
+    put(bench, operands, (2.0 * bench.values(operands, "c").astype(np.float64)).astype(operands.layouts["out"].dtype))
+    put(bench, operands, np.full(operands.layouts["lhs"].shape, np.nan), "lhs")
+    assert bench.judge(operands, case.host_sizes, alpha=0.0, beta=2.0).fault == ""
+    bench.release(operands)
+    sizes = [4, 9, 3, 8]
+    config = _config(FORWARD, spec((30, 14), "float32"), spec((2, 14, 10), "float32"), sizes, group_offset=1)
+    case = Case("groups out of more", config, sizes)
+    (operands,) = bench.operands(config, seed=22)
+    bench.poison(operands)
+    put(bench, operands, right_result(bench, operands, case, group_offset=1))
+    assert bench.judge(operands, case.host_sizes, group_offset=1).fault == ""
+    assert "no group covers" in bench.judge(operands, case.host_sizes, group_offset=2).fault
+    change(bench, operands, (0, 0, 3, 9), 1e-20)
+    assert "row 3 column 9" in bench.judge(operands, case.host_sizes, group_offset=1).fault
+    with np.testing.assert_raises_regex(ValueError, "group_offset=3"):
+        bench.judge(operands, case.host_sizes, group_offset=3)
+    bench.release(operands)

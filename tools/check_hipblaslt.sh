@@ -89,10 +89,12 @@ other_versions() { # FOLDER
 }
 
 kernels_hipcc() {
-  local target
+  local target source
   for target in gfx942 gfx950 gfx90a; do
-    hipcc --genco --offload-arch="$target" -std=c++17 -O3 -Wall -Wextra -Werror -Idevice -Iinclude \
-      device/kernels.cpp -o "/build/kernels-$target.co"
+    for source in kernels judge; do
+      hipcc --genco --offload-arch="$target" -std=c++17 -O3 -Wall -Wextra -Werror -Idevice -Iinclude \
+        "device/$source.cpp" -o "/build/$source-$target.co"
+    done
   done
 }
 

@@ -10,7 +10,7 @@ from hipgroupgemm.benchmark.baselines import PADDED
 from hipgroupgemm.benchmark.runner import Row
 from hipgroupgemm.workloads import CLASSES, geometric_mean
 
-__all__ = ["SUFFIXES", "plot_both", "plot_floor", "plot_speedup"]
+__all__ = ["SUFFIXES", "draw_bars", "label_short_bars", "plot_both", "plot_floor", "plot_speedup"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _COLOURS = ("#1b6ca8", "#6fb1de", "#c8553d", "#f0a58f", "#3c7d4f", "#93c7a0")  # forward, data gradient, weight gradient; wi dark, wo light
@@ -85,7 +85,8 @@ def _save(panels: Sequence[tuple[Sequence[Row], Any]], path: Path, title: str) -
     figure.savefig(path, dpi=_DPI)
 
 
-def _bars(axis: Any, values: dict[tuple[str, str], float], models: list[str], base: float) -> None:
+def draw_bars(axis: Any, values: dict[tuple[str, str], float], models: list[str], base: float) -> None:
+    """Draws values by (cluster, class) as bars from `base`, a colour a class, a cluster a model."""
     classes = [name for name in CLASSES if any(cls == name for _, cls in values)]
     width = min(0.84 / max(len(classes), 1), 0.25 if len(models) > 2 else 0.14)  # a single bar is no block
     for index, name in enumerate(classes):
@@ -98,7 +99,7 @@ def _bars(axis: Any, values: dict[tuple[str, str], float], models: list[str], ba
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _label_short_bars(axis: Any, text: str) -> None:
+def label_short_bars(axis: Any, text: str) -> None:
     """Writes the value at bars whose length tells nothing; the limits and the scale of the axis have to be set before."""
     to_pixels = axis.transData.transform
     height = axis.bbox.height
@@ -120,14 +121,14 @@ def _draw_speedup(axis: Any, rows: Sequence[Row], backend: str) -> None:
     values = _speedups(rows, backend)
     models = list(dict.fromkeys(model for model, _ in values))
     axis.set_yscale("log")
-    _bars(axis, values, models, 1.0)  # from 1x, so that what is slower hangs down
+    draw_bars(axis, values, models, 1.0)  # from 1x, so that what is slower hangs down
     low, high = min(values.values()), max(values.values())
     axis.set_ylim(min(0.8, low / 1.3), max(high * 1.6, 2))
     axis.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if high / min(low, 1) < 300 else (1,)))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.axhline(1, color="0.3", linewidth=1, zorder=3)
-    _label_short_bars(axis, "{:.3g}x")
+    label_short_bars(axis, "{:.3g}x")
     axis.set_ylabel(f"speed-up over {PADDED}", fontsize=9)
     mean = geometric_mean(list(values.values()))
     axis.set_title(f"{backend}: speed-up over the padded dot, geometric mean {mean:.3g}x", fontsize=10, loc="left")
@@ -136,11 +137,11 @@ def _draw_speedup(axis: Any, rows: Sequence[Row], backend: str) -> None:
 def _draw_floor(axis: Any, rows: Sequence[Row], backend: str) -> None:
     values = _values(rows, backend, "floor_fraction")
     models = list(dict.fromkeys(model for model, _ in values))
-    _bars(axis, values, models, 0.0)
+    draw_bars(axis, values, models, 0.0)
     highest = max(values.values())
     axis.set_ylim(0, max(1.05, highest * 1.08))
     axis.axhline(1, color="0.3", linewidth=1, zorder=3)
-    _label_short_bars(axis, "{:.2g}")
+    label_short_bars(axis, "{:.2g}")
     axis.set_ylabel("floor / median time (1 = the ceiling)", fontsize=9)
     mean = geometric_mean(list(values.values()))
     axis.set_title(f"{backend}: fraction of the measured floor, geometric mean {mean:.2g}", fontsize=10, loc="left")

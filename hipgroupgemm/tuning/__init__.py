@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
-from hipgroupgemm.tuning.report import TuningReport, TuningRow
+import importlib
+from typing import TYPE_CHECKING
 
-__all__ = ["TuningReport", "TuningRow"]
+if TYPE_CHECKING:
+    from hipgroupgemm.tuning.child import close_workers
+    from hipgroupgemm.tuning.engine import TuningProgress, tune
+    from hipgroupgemm.tuning.report import TuningReport, TuningRow
+
+__all__ = ["TuningProgress", "TuningReport", "TuningRow", "close_workers", "tune"]
+
+_MODULES = {"TuningReport": "report", "TuningRow": "report", "TuningProgress": "engine", "tune": "engine", "close_workers": "child"}
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:  # loaded on first use: a plan looks at the store, and needs nothing of what fills it
+        return getattr(importlib.import_module(f"hipgroupgemm.tuning.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

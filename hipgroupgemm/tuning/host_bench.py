@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -173,6 +174,9 @@ class HostBench(Workbench):
             found.compared += error.size
             found.wrong += int(np.count_nonzero(wrong))
             if wrong.any():
+                with np.errstate(all="ignore"):
+                    worst = float(np.max(error[wrong] / bound[wrong]))
+                found.worst = math.inf if math.isnan(worst) else max(found.worst, worst)
                 i, j = (int(x) for x in np.argwhere(wrong)[0])
                 index = ((slab * config.batch_count + batch) * config.m + int(mine[i])) * config.n + int(columns[j])
                 if first_wrong < 0 or index < first_wrong:

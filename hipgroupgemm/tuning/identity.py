@@ -11,9 +11,9 @@ from typing import Any
 
 from hipgroupgemm.backends import backend_kinds, get_backend
 from hipgroupgemm.backends.base import versions_of
-from hipgroupgemm.views import Device
+from hipgroupgemm.views import CPU, Device
 
-__all__ = ["DeviceKind", "device_kind", "device_name", "identity"]
+__all__ = ["DeviceKind", "device_kind", "device_name", "identity", "versions_here"]
 
 _log = logging.getLogger("hipgroupgemm.tuning")
 
@@ -31,6 +31,10 @@ class DeviceKind:
     kind: str
     target: str
     compute_units: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("cuda", "rocm", "cpu"):
+            raise ValueError(f"kind={self.kind!r}: must be cuda, rocm or cpu")
 
     def __str__(self) -> str:
         unit = {"cuda": "SMs", "rocm": "CUs"}.get(self.kind, "cores")
@@ -84,3 +88,31 @@ def identity(device: Device) -> dict[str, Any]:
         versions.update(own)
         backends[name] = list(own)
     return {**dataclasses.asdict(kind), "name": device_name(device), "versions": versions, "backends": backends}
+
+
+def versions_here(kind: DeviceKind, backend: str) -> dict[str, str] | None:
+    """What a backend's results depend on for a kind of device on this machine; None where the device, the backend or its library is not
+    here, so that nothing can be said of results for it.
+    """
+    device = _device_of(kind)
+    if device is None:
+        return None
+    try:
+        return versions_of(get_backend(backend), device)
+    except Exception as error:  # the backend's library is missing or fails
+        _log.debug("versions of backend %s on %s: %s", backend, device, error)
+        return None
+
+
+def _device_of(kind: DeviceKind) -> Device | None:
+    """A device of that kind, if this machine has one."""
+    devices = [CPU]
+    if kind.kind != "cpu":
+        from hipgroupgemm.runtime import get_runtime
+
+        try:
+            devices = [Device(kind.kind, index) for index in range(get_runtime(kind.kind).device_count())]
+        except RuntimeError as error:
+            _log.debug("%s: %s", kind, error)
+            return None
+    return next((device for device in devices if device_kind(device) == kind), None)

@@ -96,6 +96,8 @@ def problem_of(
         first = starts[:, 0] if groups else np.zeros(batches, np.int64)
         end = ends[:, -1] if groups else np.zeros(batches, np.int64)
         covered = np.stack([first, end], axis=-1)[None]
+    if alpha == 0:  # no product is read then
+        k_end = k_first
     lengths = (k_end - k_first).reshape(-1)
     accumulation, tolerance = _tolerances(config, lengths, alpha, beta)
     batch, group = np.meshgrid(np.arange(batches), np.arange(groups), indexing="ij")
@@ -217,7 +219,7 @@ class Findings:
 
     Attributes:
         compared: elements compared with a product. square_error, square_norm: sums over them.
-        wrong, where: how many of them are wrong, and the first in words.
+        wrong, where: how many of them are wrong, and the first in words. worst: the largest error of those in units of its bound.
         unwritten: covered elements that still hold the poison. nan: other NaN among the covered elements. first_nan: the first of either.
         uncovered, where_uncovered: elements that no group covers and that are not what they must be, and the first in words.
         touched: bytes of out's gaps and guards that were written.
@@ -228,6 +230,7 @@ class Findings:
     square_norm: float = 0.0
     wrong: int = 0
     where: str = ""
+    worst: float = 0.0
     unwritten: int = 0
     nan: int = 0
     first_nan: str = ""
@@ -257,7 +260,8 @@ def verdict_of(problem: Problem, found: Findings, checked: str) -> Verdict:
     if found.uncovered:
         faults.append(f"{found.uncovered} elements that no group covers are wrong, the first {found.where_uncovered}")
     if found.wrong:
-        faults.append(f"{found.wrong} of {found.compared} elements are wrong, the first {found.where}")
+        worst = f" by up to {found.worst:.3g} bounds" if math.isfinite(found.worst) else ""
+        faults.append(f"{found.wrong} of {found.compared} elements are wrong{worst}, the first {found.where}")
     elif found.compared >= _ENOUGH and found.square_norm and not error <= limit:
         faults.append(f"relative error {error:.2e}, at most {limit:.2e} is right")
     return Verdict(error, limit, "; ".join(faults), checked)

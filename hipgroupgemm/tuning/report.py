@@ -7,14 +7,14 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
 
-__all__ = ["VERDICTS", "TuningReport", "TuningRow"]
+__all__ = ["VERDICTS", "TuningReport", "TuningRow", "best_row"]
 
 VERDICTS = ("ok", "behind", "wrong", "nondeterministic", "crashed", "hung", "failed", "untimed")
 """ok: right and timed; only these can win. behind: right, but so slow that its timing was stopped early. wrong: a result that is not
@@ -108,6 +108,20 @@ class TuningRow:
             raise ValueError(f"row: is none that to_dict() wrote ({type(error).__name__}: {error})") from None
 
 
+def best_row(rows: Iterable[TuningRow]) -> TuningRow | None:
+    """The row that wins among rows that were timed on the same group sizes, see `TuningReport.best`."""
+    right = [(row.median_ms, row) for row in rows if row.verdict == "ok" and row.median_ms is not None]
+    if not right:
+        return None
+    least, fastest = min(right, key=lambda pair: pair[0])
+
+    def noise(row: TuningRow) -> float:
+        return max(_TIE * least, fastest.uncertainty_ms, row.uncertainty_ms)
+
+    tied = [(row.algorithm.workspace_size, median, row) for median, row in right if median - least <= noise(row)]
+    return min(tied, key=lambda entry: entry[:2])[2]
+
+
 @dataclasses.dataclass(frozen=True)
 class TuningReport:
     """What one run of tuning found on one device for one config.
@@ -150,16 +164,7 @@ class TuningReport:
         That is the smallest median. Rows within noise of it tie: whose median is higher by at most 1 % or by the larger of the two
         medians' standard errors. Among those the smallest workspace wins, then the smallest median.
         """
-        right = [(row.median_ms, row) for row in self.rows if row.verdict == "ok" and row.median_ms is not None]
-        if not right:
-            return None
-        least, fastest = min(right, key=lambda pair: pair[0])
-
-        def noise(row: TuningRow) -> float:
-            return max(_TIE * least, fastest.uncertainty_ms, row.uncertainty_ms)
-
-        tied = [(row.algorithm.workspace_size, median, row) for median, row in right if median - least <= noise(row)]
-        return min(tied, key=lambda entry: entry[:2])[2]
+        return best_row(self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` makes an equal report of."""

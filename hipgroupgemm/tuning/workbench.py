@@ -294,7 +294,9 @@ def workbench_for(device: Device | str) -> Workbench:
         from hipgroupgemm.tuning.host_bench import HostBench
 
         return HostBench()
-    raise NotImplementedError(f"device={where}: only the CPU has a workbench")
+    from hipgroupgemm.tuning.gpu_bench import GpuBench
+
+    return GpuBench(where)
 
 
 def host_integers(values: Any) -> Array:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEVICE = ROOT / "device"
 INCLUDE = ROOT / "include"
 DRIVER = Path(__file__).resolve().parent / "driver.cpp"
+JUDGE_DRIVER = Path(__file__).resolve().parent / "judge_driver.cpp"
 
 
 def compiler() -> str:
@@ -26,8 +27,8 @@ def compiler() -> str:
     raise RuntimeError("no C++ compiler: the device kernels' host build needs g++ (Debian: apt-get install g++)")
 
 
-def compile_host(folder: Path, device: Path = DEVICE, options: tuple[str, ...] = ("-O2",)) -> Path:
-    """Builds the driver with the kernels of ``device`` into ``folder``; warnings are errors."""
+def compile_host(folder: Path, device: Path = DEVICE, options: tuple[str, ...] = ("-O2",), driver: Path = DRIVER) -> Path:
+    """Builds a driver with the kernels of ``device`` into ``folder``; warnings are errors."""
     library = folder / "device_host.so"
     command = [
         compiler(),
@@ -40,7 +41,7 @@ def compile_host(folder: Path, device: Path = DEVICE, options: tuple[str, ...] =
         "-shared",
         "-fPIC",
     ]
-    command += [f"-I{device}", f"-I{INCLUDE}", str(DRIVER), "-o", str(library)]
+    command += [f"-I{device}", f"-I{INCLUDE}", str(driver), "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")

@@ -1,0 +1,326 @@
+"""The commands `hipgroupgemm store ...`: see, move and clean up what tuning has stored."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hipgroupgemm.cli_parameters import OutputType
+
+if TYPE_CHECKING:
+    from hipgroupgemm.tuning.records import StoredRecord
+    from hipgroupgemm.tuning.store import TuningStore
+
+    _ParamType = click.ParamType[Any]  # generic for type checkers only: older releases of click can't be subscripted
+else:
+    _ParamType = click.ParamType
+
+__all__ = ["store"]
+
+_WIDE = 110  # columns of a terminal from which all columns are printed
+_AGE = re.compile(r"(\d+)\s*(h|d|w|m|y)?")
+_HOURS = {"h": 1, "d": 24, "w": 7 * 24, "m": 30 * 24, "y": 365 * 24}
+
+
+class _AgeType(_ParamType):
+    """ "90d" to a timedelta."""
+
+    name = "AGE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A number of days, or of hours, weeks, months of 30 days or years with the unit's first letter."""
+        match = _AGE.fullmatch(str(value).strip().lower())
+        if match is None or len(match[1]) > 6:
+            self.fail(f"{value!r}: wanted an age, such as 90d, 12h, 6w, 3m or 1y", param, ctx)
+        return datetime.timedelta(hours=int(match[1]) * _HOURS[match[2] or "d"])
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The store that a command works on."""
+    return click.option(
+        "--directory",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="The store's directory. Default: HIPGROUPGEMM_TUNING_STORE, else the user's cache directory.",
+    )(command)
+
+
+def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The results that a command is about."""
+    options = (
+        click.option(
+            "--device", "devices", metavar="TEXT", multiple=True, help="Of devices whose kind or name has this in it. Repeatable."
+        ),
+        click.option("--backend", "backends", metavar="NAME", multiple=True, help="Of this backend. Repeatable."),
+        click.option(
+            "--config", "configs", metavar="ID", multiple=True, help="Of the config with this id (store ls shows it). Repeatable."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _wanted(options: dict[str, Any]) -> Callable[[StoredRecord], bool]:
+    """Whether a record passes the filters; those that are given must all be met."""
+    from hipgroupgemm.tuning.records import config_id
+
+    devices = [text.lower() for text in options["devices"]]
+    backends, configs = options["backends"], [text.lower() for text in options["configs"]]
+
+    def wanted(record: StoredRecord) -> bool:
+        about = (
+            f"{record.device} | {record.device_name} | {record.device.kind}-{record.device.target}-{record.device.compute_units}".lower()
+        )
+        return (
+            (not devices or any(text in about for text in devices))
+            and (not backends or record.backend in backends)
+            and (not configs or any(config_id(record.config).startswith(text) for text in configs))
+        )
+
+    return wanted
+
+
+def _open(directory: Path | None) -> TuningStore:
+    from hipgroupgemm.tuning.store import VARIABLE, TuningStore
+
+    opened = TuningStore(directory)
+    if opened.directory is None:
+        raise click.UsageError(f"The tuning store is off ({VARIABLE}=off, or there is no home directory); name one with --directory.")
+    if opened.directory.exists() and not opened.directory.is_dir():
+        raise click.UsageError(f"{opened.directory}: is no directory; name another with --directory, or in {VARIABLE}.")
+    return opened
+
+
+@click.group()
+def store() -> None:
+    """See, move and clean up what tuning has stored. Plans and ragged_dot take their algorithms from it.
+
+    One file holds the results of one kind of device. HIPGROUPGEMM_TUNING_STORE names another directory, or turns the store off ("off").
+    """
+
+
+@store.command()
+@_options
+def path(directory: Path | None) -> None:
+    """Print the store's directory, which need not exist yet."""
+    click.echo(str(_open(directory).directory))
+
+
+# ---- ls ------------------------------------------------------------------------------------------------------------------------
+
+
+@store.command(name="ls")
+@_options
+@_filters
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, runner-ups and versions included.")
+def list_results(directory: Path | None, as_json: bool, **options: Any) -> None:
+    """List the stored results.
+
+    The last column says whether a result can be used here: "yes"; "other versions" of what it depends on; or "?", where this machine has
+    not its device, or not its backend.
+    """
+    wanted = _wanted(options)
+    opened = _open(directory)
+    records = sorted(
+        (record for record in opened.records() if wanted(record)),
+        key=lambda record: (
+            str(record.device),
+            record.device_name,
+            record.config.to_json(),
+            record.size_class,
+            record.seeded,
+            record.backend,
+        ),
+    )
+    states = _States()
+    if as_json:
+        click.echo(json.dumps([_as_dict(record, states) for record in records], indent=1))
+        return
+    if not records:
+        click.echo(f"{opened.directory}: no results{' that fit' if any(options.values()) else ''}")
+        return
+    _print_table(records, states)
+    click.echo(f"{len(records)} results in {opened.directory}")
+
+
+class _States:
+    """Whether records can be used here; each backend's versions are asked once."""
+
+    def __init__(self) -> None:
+        self._versions: dict[Any, Any] = {}
+
+    def of(self, record: StoredRecord) -> str:
+        from hipgroupgemm.tuning.identity import versions_here
+
+        key = (record.device, record.backend)
+        if key not in self._versions:
+            self._versions[key] = versions_here(*key)
+        here = self._versions[key]
+        return "?" if here is None else "yes" if here == record.versions else "other versions"
+
+
+def _as_dict(record: StoredRecord, states: _States) -> dict[str, Any]:
+    import dataclasses
+
+    from hipgroupgemm.tuning.records import config_id
+
+    return {
+        "id": config_id(record.config),
+        "config": json.loads(record.config.to_json()),
+        "device": dataclasses.asdict(record.device),
+        **record.to_dict(),
+        "usable": states.of(record),
+    }
+
+
+def _print_table(records: list[StoredRecord], states: _States) -> None:
+    import itertools
+
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    from hipgroupgemm.benchmark.command import stdout_console
+    from hipgroupgemm.tuning.records import config_id
+
+    console = stdout_console()
+    wide = ("of floor", "tuned") if console.width >= _WIDE else ()
+    for (device, name), group in itertools.groupby(records, lambda record: (record.device, record.device_name)):
+        table = Table(box=SIMPLE_HEAD, title=Text(f"{device}: {name}"), title_justify="left", title_style="bold", pad_edge=False)
+        for column in ("id", "problem", "sizes", "backend", "algorithm", "ms", *wide, "usable"):
+            table.add_column(
+                column,
+                justify="right" if column in ("ms", "of floor") else "left",
+                overflow="fold",
+                no_wrap=column in ("id", "ms", "of floor", "tuned"),
+                min_width={"sizes": 8, "backend": 9}.get(column),
+            )
+        for record in group:
+            c = record.config
+            problem = f"{c.ragged_mode.name} {c.m}x{c.n}x{c.k} g{c.group_count} b{c.batch_count} {c.type_a}->{c.type_d}"
+            cells = [
+                config_id(c)[:8],
+                problem.replace(" b1 ", " ") + (" +c" if c.beta else ""),
+                f"{record.size_class}{' seed' if record.seeded else ''}",
+                record.backend,
+                f"{record.algorithm.index} {record.algorithm.name}",
+                f"{record.median_ms:.4g}",
+                *(("-" if record.fraction is None else f"{record.fraction:.2g}", f"{record.date:%Y-%m-%d}") if wide else ()),
+                states.of(record),
+            ]
+            table.add_row(*map(Text, cells))
+        console.print(table)
+
+
+# ---- export, import ------------------------------------------------------------------------------------------------------------
+
+
+@store.command(name="export")
+@_options
+@_filters
+@click.argument("file", type=OutputType(), default="-")
+def export_results(directory: Path | None, file: Path, **options: Any) -> None:
+    """Write the results to FILE as JSON, for `store import` on another machine; - (the default) is standard output."""
+    from hipgroupgemm.benchmark.table import STDOUT, write_text
+
+    data = _open(directory).export(_wanted(options))
+    try:
+        write_text(file, json.dumps(data, indent=1) + "\n")
+    except BrokenPipeError:  # main knows what to do
+        raise
+    except OSError as error:
+        raise click.ClickException(f"{file}: can't be written ({error.strerror})") from error
+    if file != STDOUT:
+        count = sum(len(entry["results"]) for document in data["documents"] for entry in document["configs"].values())
+        click.echo(f"{count} results written to {file}")
+
+
+@store.command(name="import")
+@_options
+@click.option("--dry-run", is_flag=True, help="Say what would become of the results, and change nothing.")
+@click.argument("files", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), nargs=-1, required=True)
+def import_results(directory: Path | None, dry_run: bool, files: tuple[Path, ...]) -> None:
+    """Merge the results of FILES into the store: exports, or files of another store; - is standard input.
+
+    Where both have a result for one thing (device, config, class and origin of the sizes, backend and versions): tuned on the same sizes,
+    the later measurement of each algorithm counts and the fastest wins; on other sizes the later result wins, of equally old ones the
+    faster.
+
+    Exit status: 0; 1 when a file is no export, or the store can't be written; 2 for arguments that can't be met. Files that come before
+    one that is refused have been merged.
+    """
+    from hipgroupgemm.tuning.store import StoreWriteError
+
+    opened = _open(directory)
+    for file in files:
+        try:
+            counts = opened.merge(json.loads(_read(file)), dry_run=dry_run)
+        except (ValueError, RecursionError) as error:
+            raise click.ClickException(f"{file}: {error}") from error
+        except StoreWriteError as error:
+            raise click.ClickException(str(error)) from error
+        skipped = f", {counts.skipped} not understood" if counts.skipped else ""
+        click.echo(
+            f"{file}: {counts.added} added, {counts.updated} updated, {counts.kept} left as they are, of these two "
+            f"{counts.conflicts} with another best algorithm{skipped}{' (dry run: nothing was changed)' if dry_run else ''}"
+        )
+
+
+def _read(file: Path) -> str:
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+    except OSError as error:
+        raise click.ClickException(f"{file}: can't be read ({error.strerror})") from error
+
+
+# ---- prune ---------------------------------------------------------------------------------------------------------------------
+
+
+@store.command()
+@_options
+@_filters
+@click.option("--older-than", type=_AgeType(), metavar="AGE", help="Tuned longer ago than this: 90d, 12h, 6w, 3m (of 30 days), 1y.")
+@click.option("--other-versions", is_flag=True, help="Tuned with other versions than this machine has; where it can't say it keeps them.")
+@click.option("--all", "everything", is_flag=True, help="All results.")
+@click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
+def prune(
+    directory: Path | None, older_than: datetime.timedelta | None, other_versions: bool, everything: bool, dry_run: bool, **options: Any
+) -> None:
+    """Remove results. Those go that meet all conditions given; at least one is needed.
+
+    Exit status: 0, also when nothing is removed; 1 when the store can't be written; 2 for arguments that can't be met.
+    """
+    from hipgroupgemm.tuning.store import StoreWriteError
+
+    given = any((older_than is not None, other_versions, any(options.values())))
+    if given == everything:
+        raise click.UsageError("Which results? Give --older-than, --other-versions, --device, --backend or --config; or --all alone.")
+    wanted, states = _wanted(options), _States()
+    now = datetime.datetime.now(datetime.timezone.utc)
+
+    def unwanted(record: StoredRecord) -> bool:
+        return (
+            wanted(record)
+            and (older_than is None or now - record.date > older_than)
+            and (not other_versions or states.of(record) == "other versions")
+        )
+
+    opened = _open(directory)
+    try:
+        removed = opened.remove(unwanted, dry_run=dry_run)
+    except StoreWriteError as error:
+        raise click.ClickException(str(error)) from error
+    if removed and dry_run:
+        _print_table(removed, states)
+    click.echo(f"{len(removed)} results {'would be removed' if dry_run else 'removed'} from {opened.directory}")
+    unknown = [record for record in opened.records() if wanted(record) and states.of(record) == "?"] if other_versions else []
+    if unknown:
+        click.echo(f"{len(unknown)} are of devices or backends that are not on this machine, and were kept")

@@ -1,0 +1,209 @@
+"""The file of a sweep: one JSON document, a job a line, written as the jobs end and readable wherever a process was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hipgroupgemm.benchmark.table import write_text
+
+__all__ = ["DONE", "Record", "Sweep", "SweepFile", "read_sweep"]
+
+FORMAT = "hipgroupgemm sweep"
+VERSION = 1
+DONE = ("ok", "refused")
+"""The states that are not run again when a sweep is taken up."""
+
+_END = b"\n]}\n"
+
+
+@dataclasses.dataclass
+class Record:
+    """What came of one job on one device; plain data, so that files of other versions can be compared.
+
+    Attributes:
+        job: what `SweepJob.to_dict` gives. settings: what `SweepRequest.settings` gives.
+        device: "cuda:0". identity: the device's target, compute units and library versions.
+        status: "ok" when tuning ended, "refused" where no backend can, "out of memory", or "failed". reason: why, where it is not ok, and
+            why backends that were named took no part.
+        best: the winning row of the report, None where there is none.
+        report: what `TuningReport.to_dict` gives, None where tuning did not end.
+        stored: whether the winner went to the tuning store.
+        finished: ISO 8601, UTC.
+    """
+
+    job: dict[str, Any]
+    settings: dict[str, Any]
+    device: str
+    identity: dict[str, Any]
+    status: str
+    reason: str = ""
+    best: dict[str, Any] | None = None
+    report: dict[str, Any] | None = None
+    stored: bool = False
+    finished: str = ""
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The candidates' rows; empty where tuning did not end."""
+        return list(self.report["rows"]) if self.report else []
+
+    @property
+    def problem(self) -> tuple[Any, ...]:
+        """What makes two jobs the same problem: class, extents, element type and group sizes. Names take no part."""
+        sizes = self.job["group_sizes"]
+        vectors = None if sizes is None else tuple(tuple(vector) for vector in sizes)
+        return (*(self.job[name] for name in ("class", "m", "k", "n", "e", "dtype")), vectors)
+
+    def answers(self, job: Mapping[str, Any], settings: Mapping[str, Any], identity: Mapping[str, Any]) -> bool:
+        """Whether this is the finished result of a job with these settings on such a device."""
+        return self.status in DONE and self.job == job and self.settings == settings and self.identity == identity
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Record:
+        """The record of a line; raises ValueError where it is none."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(data, Mapping) or not names <= data.keys():
+            missing = sorted(names - data.keys()) if isinstance(data, Mapping) else type(data).__name__
+            raise ValueError(f"is no job of a sweep (lacks {missing})")
+        record = cls(**{name: data[name] for name in names})
+        try:
+            hash(record.problem)
+            for row in record.rows + ([record.best] if record.best else []):
+                _ = row["backend"], row["name"], row["index"], row["verdict"], row["median_ms"]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"is no job of a sweep ({type(error).__name__}: {error})") from None
+        return record
+
+
+@dataclasses.dataclass
+class Sweep:
+    """What a sweep's file holds.
+
+    Attributes:
+        path: the file. header: request, machine, and how many jobs were wanted. records: the jobs that ended, in that order.
+        warnings: what was wrong with the file and could be left out.
+    """
+
+    path: Path
+    header: dict[str, Any]
+    records: list[Record]
+    warnings: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all jobs that were wanted have ended."""
+        return sum(record.status in DONE for record in self.records) >= int(self.header.get("jobs_wanted", 0))
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Reads a sweep's file, whole or cut short: of what a killed process left only the last, incomplete line is dropped.
+
+    Raises:
+        OSError: the file can't be read.
+        ValueError: it is no sweep's file, of another version, or damaged elsewhere than at its end; the text says where.
+    """
+    first, *rest = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    sweep = Sweep(path, _header(path, first), [])
+    body = [line for line in rest if line.strip()]
+    complete = body[-1:] == ["]}"]
+    if body[-1:] in (["]}"], ["]"]):
+        body.pop()
+    for number, line in enumerate(body):
+        last = number == len(body) - 1
+        try:
+            sweep.records.append(Record.from_dict(json.loads(line.rstrip().removesuffix(","))))
+        except ValueError as error:
+            if not last or complete:
+                raise ValueError(f"{path}: line {number + 2} {_why(error)}; mend or remove that line, or start a sweep anew") from None
+            sweep.warnings.append(f"{path}: ends in the middle of a job, the sweep was killed; that job is dropped")
+    return sweep
+
+
+def _why(error: ValueError) -> str:
+    return f"is not JSON ({error})" if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+def _header(path: Path, line: str) -> dict[str, Any]:
+    start = line.rstrip()
+    try:
+        header = json.loads(start + "]}" if start.endswith("[") else start)
+    except ValueError:
+        header = None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ValueError(f"{path}: is no file that hipgroupgemm sweep --json wrote")
+    if header.get("version") != VERSION:
+        raise ValueError(
+            f"{path}: is of version {header.get('version')!r}, this hipgroupgemm reads version {VERSION}; use the one that wrote it"
+        )
+    del header["jobs"]
+    return header
+
+
+def _head(header: Mapping[str, Any]) -> str:
+    fields = {"format": FORMAT, "version": VERSION, **header}
+    return json.dumps(fields, allow_nan=False)[:-1] + ', "jobs": ['
+
+
+def _line(record: Record) -> str:
+    return json.dumps(dataclasses.asdict(record), allow_nan=False)
+
+
+def document(header: Mapping[str, Any], records: Iterable[Record]) -> str:
+    """The whole text of a sweep's file."""
+    lines = ",\n".join(_line(record) for record in records)
+    return _head(header) + ("\n" + lines if lines else "") + _END.decode()
+
+
+class SweepFile:
+    """A sweep's file while the sweep runs: every job is on the disk when `append` returns.
+
+    A new file replaces an old one whole; after that jobs are added at its end. Between two calls it is a complete JSON document.
+    While it is open no other sweep can write to it.
+
+    Raises:
+        RuntimeError: another sweep is writing to the file.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any], records: Iterable[Record] = ()) -> None:
+        path = Path(os.path.realpath(path))
+        if path.exists():
+            with path.open("rb") as old:
+                _lock(old, path)  # no other sweep has it; closing gives it up again
+        kept = list(records)
+        write_text(path, document(header, kept))
+        self.path, self._empty = path, not kept
+        self._file = path.open("r+b")
+        _lock(self._file, path)
+        self._end = self._file.seek(0, os.SEEK_END) - len(_END)
+
+    def append(self, record: Record) -> None:
+        """Adds a job and waits until it is on the disk."""
+        line = ("\n" if self._empty else ",\n").encode() + _line(record).encode()
+        self._file.seek(self._end)
+        self._file.write(line + _END)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._end += len(line)
+        self._empty = False
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._file.close()
+
+
+def _lock(file: Any, path: Path) -> None:
+    with contextlib.suppress(ImportError):
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if isinstance(error, BlockingIOError):
+                raise RuntimeError(f"{path}: another sweep is writing to it; wait for that one, or name another file") from None
+            # file systems without locks: nothing is known, nothing is refused

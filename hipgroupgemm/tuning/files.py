@@ -1,0 +1,239 @@
+"""One file of the tuning store: read once a change, written whole or not at all, by one process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hipgroupgemm.tuning.identity import DeviceKind
+from hipgroupgemm.tuning.records import BrokenDocument, NewerDocument, check_document, new_document
+
+__all__ = ["StoreFile", "StoreWriteError", "warn_once"]
+
+_log = logging.getLogger("hipgroupgemm.tuning")
+_LOCK_SECONDS = 30.0
+_SET_ASIDE_SECONDS = 5.0
+
+_parsing = threading.RLock()
+_warned: set[tuple[Any, ...]] = set()
+
+
+def warn_once(key: tuple[Any, ...], text: str, *arguments: object) -> None:
+    """A warning of the logger `hipgroupgemm.tuning`, once a process for each key."""
+    if key not in _warned:
+        _warned.add(key)
+        _log.warning(text, *arguments)
+
+
+class StoreWriteError(RuntimeError):
+    """A file of the store can't be written; the text says which, why, and what to do."""
+
+
+class StoreFile:
+    """The results of one kind of device. Any thread and any process may use it at any time.
+
+    Readers take no lock: a file is replaced in one step, so they see the old one or the new one. Writers hold a lock beside the file
+    (`.NAME.lock`, which stays), read what is there, change it, and replace it once the new one is on the disk. A writer that is killed
+    leaves the file as it was, frees its lock and leaves a temporary file, which the next writer removes.
+
+    A file that can't be understood is renamed to NAME.broken-N. One of a later schema belongs to a newer version of this package: it is
+    neither read nor touched, and nothing is stored as long as it is there.
+
+    Args:
+        path: of the file; it and its directory need not exist.
+        device: the kind of device that it is for.
+    """
+
+    def __init__(self, path: Path, device: DeviceKind) -> None:
+        self.path = path
+        self.device = device
+        self._name = os.fspath(path)
+        self._read: tuple[tuple[int, ...] | None, dict[str, Any] | None] = (None, None)  # (what stat said, the document)
+        self._memo: tuple[Any, dict[str, Any]] = (None, {})  # (the document, what was made of parts of it)
+
+    def document(self) -> dict[str, Any] | None:
+        """The document, None where there is none that can be used. Not to be changed. Costs one stat as long as the file is the same."""
+        try:
+            seen = _signature(os.stat(self._name))
+        except OSError as error:
+            if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                warn_once(("read", self._name), "tuning store: can't read %s (%s); going on without it", self.path, error.strerror)
+            return None
+        known = self._read
+        if known[0] == seen:
+            return known[1]
+        with _parsing:
+            if self._read[0] != seen:
+                self._read = (seen, self._parsed())
+            return self._read[1]
+
+    def memo(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Where what was made of parts of a document may be kept, as long as it is the one that was read last."""
+        known = self._memo
+        if known[0] is not document:
+            self._memo = known = (document, {})
+        return known[1]
+
+    def _parsed(self) -> dict[str, Any] | None:
+        try:
+            return self._load()
+        except OSError as error:
+            warn_once(("read", self._name), "tuning store: can't read %s (%s); going on without it", self.path, error.strerror)
+        except NewerDocument as error:
+            warn_once(("newer", self._name), "tuning store: %s %s; it is left alone and not used", self.path, error)
+        except BrokenDocument as error:
+            self._set_aside(error)
+        return None
+
+    def _load(self) -> dict[str, Any] | None:
+        """The document on the disk, None where there is none."""
+        try:
+            text = self.path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            data: Any = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise BrokenDocument(f"is not JSON ({error})") from None
+        kind = check_document(data)
+        if kind != self.device:
+            warn_once(("device", self._name), "tuning store: %s is of %s, not of %s; it is not used", self.path, kind, self.device)
+            return None
+        document: dict[str, Any] = data
+        return document
+
+    # ---- writing -----------------------------------------------------------------------------------------------------------
+
+    def update(self, change: Callable[[dict[str, Any]], bool]) -> bool:
+        """Lets `change` alter the document, under the lock, and writes it if that returns true. Returns whether it was written.
+
+        Raises:
+            StoreWriteError: the file is of a newer version or another device, or the directory can't be written.
+        """
+        advice = "set HIPGROUPGEMM_TUNING_STORE to a directory that can be written, or to off"
+        try:
+            self._make_directory()
+            with self._locked(_LOCK_SECONDS):
+                try:
+                    document = self._load()
+                    if document is None and self.path.exists():
+                        raise StoreWriteError(f"{self.path}: is of another device than {self.device}; move it away")
+                except NewerDocument as error:
+                    raise StoreWriteError(
+                        f"{self.path}: {error}, and is left as it is; upgrade hipgroupgemm, or let HIPGROUPGEMM_TUNING_STORE name another "
+                        "directory"
+                    ) from None
+                except BrokenDocument as error:
+                    self._rename_broken(error)
+                    document = None
+                document = new_document(self.device) if document is None else document
+                if not change(document):
+                    return False
+                self._replace(document)
+                return True
+        except OSError as error:  # filelock's Timeout is one too
+            why = error.strerror or f"{type(error).__name__}: {error}"
+            raise StoreWriteError(f"{self.path}: can't be written ({why}); {advice}") from error
+        except NotImplementedError as error:  # no locks on this file system
+            raise StoreWriteError(f"{self.path}: can't be locked ({error}); {advice}") from error
+        except ImportError as error:
+            raise StoreWriteError(f"{self.path}: writing needs filelock ({error}); pip install filelock") from error
+
+    def _make_directory(self) -> None:
+        directory = self.path.parent
+        if not directory.is_dir():
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            # for the user alone, as long as nobody gives it to others
+            directory.mkdir(mode=0o700, exist_ok=True)
+
+    def _mode(self) -> int:
+        """A file may be read and written by those who may read and write its directory."""
+        return 0o600 | (os.stat(self.path.parent).st_mode & 0o066)
+
+    @contextlib.contextmanager
+    def _locked(self, seconds: float) -> Iterator[None]:
+        from filelock import FileLock
+
+        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=seconds, mode=self._mode())
+        with lock:
+            yield
+
+    def _replace(self, document: dict[str, Any]) -> None:
+        """Puts a new file in the place of the old one, under the lock."""
+        directory = self.path.parent
+        prefix = f".{self.path.name}."
+        for left in directory.glob(f"{prefix}*.tmp"):  # of writers that were killed: none is at work, since the lock is ours
+            with contextlib.suppress(OSError):
+                left.unlink()
+        text = _text(document)
+        descriptor, temporary = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=directory)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(text.encode())
+                file.flush()
+                os.fchmod(file.fileno(), self._mode())
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _sync_directory(directory)
+
+    # ---- what is broken ----------------------------------------------------------------------------------------------------
+
+    def _set_aside(self, reason: BrokenDocument) -> None:
+        """Renames a file that a reader found broken, unless somebody has replaced it since."""
+        try:
+            with self._locked(_SET_ASIDE_SECONDS):
+                try:
+                    self._load()
+                except NewerDocument:
+                    pass
+                except BrokenDocument as still:
+                    self._rename_broken(still)
+        except (OSError, NotImplementedError, ImportError):
+            warn_once(("broken", self._name), "tuning store: %s %s; it is not used", self.path, reason)
+
+    def _rename_broken(self, reason: BrokenDocument) -> None:
+        number = 1
+        while os.path.lexists(aside := self.path.with_name(f"{self.path.name}.broken-{number}")):
+            number += 1
+        os.rename(self.path, aside)
+        _log.warning("tuning store: %s %s; it was set aside as %s", self.path, reason, aside.name)
+
+
+def _text(document: dict[str, Any]) -> str:
+    """A document as JSON, one config a line: an indented one takes the slow encoder, seconds for thousands of configs."""
+    lines = [f"{json.dumps(name)}: {json.dumps(part, allow_nan=False)}," for name, part in document.items() if name != "configs"]
+    configs = ",\n".join(f"{json.dumps(name)}: {json.dumps(part, allow_nan=False)}" for name, part in document["configs"].items())
+    return "\n".join(["{", *lines, '"configs": {', configs, "}", "}", ""])
+
+
+def _signature(stat: os.stat_result) -> tuple[int, ...]:
+    return (stat.st_mtime_ns, stat.st_size, stat.st_ino, stat.st_dev)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Makes a rename last through a power failure, where the file system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _renew_lock() -> None:
+    global _parsing
+    _parsing = threading.RLock()  # a thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_renew_lock)

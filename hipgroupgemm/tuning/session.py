@@ -1,0 +1,223 @@
+"""A tuning session: candidates, operands and workbench in the process where the candidates run. The engine drives it step by step."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+from typing import Any
+
+from hipgroupgemm.backends import get_backend
+from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm
+from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.tuning.unread import Reads, Unread
+from hipgroupgemm.tuning.verify import Note, Outcome, SizeSet, check
+from hipgroupgemm.tuning.workbench import OperandSet, Workbench, workbench_for
+from hipgroupgemm.views import ArrayView, Device
+
+__all__ = ["Session", "SessionError", "Task", "error_text"]
+
+_COPIES = 8
+_WORKSPACE_SHARE = 4  # prepared candidates may hold a quarter of the free memory
+_MOST_PREPARED = 256
+_TEXT = 4000
+_measured: dict[tuple[Device, str], dict[str, Any] | None] = {}
+
+
+class SessionError(RuntimeError):
+    """The session itself failed, not a candidate."""
+
+
+def error_text(error: BaseException) -> str:
+    """An exception in words, bounded."""
+    text = f"{type(error).__name__}: {error}".strip().rstrip(":")
+    return text if len(text) <= _TEXT else text[:_TEXT] + " ..."
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """What a session is opened for: picklable, without backends, which go by name.
+
+    Attributes:
+        config: the problem, with its true ragged extent. device: where.
+        sets: size sets that candidates are checked on; the first `samples` of them are timed as well.
+        seed: of operands and of the judge's sample. ceilings: whether to measure the device's.
+    """
+
+    config: GroupedGemmConfig
+    device: Device
+    sets: list[SizeSet]
+    samples: int
+    seed: int
+    ceilings: bool
+
+
+class Session:
+    """Serves one task.
+
+    Args:
+        task: what for. backends: those that are not found by their names. note: see `verify.Note`.
+
+    Raises:
+        SessionError: there is no workbench, or not the memory for the operands.
+    """
+
+    def __init__(self, task: Task, backends: dict[str, Backend], note: Note) -> None:
+        self.task, self._backends, self._note = task, backends, note
+        self._key = task.config.key()
+        self._prepared: collections.OrderedDict[tuple[str, int, str], tuple[Executable, int]] = collections.OrderedDict()
+        self._sizes: dict[int, ArrayView] = {}
+        self._operands: list[OperandSet] = []
+        self._rotates = False
+        self._unread: Unread | None = None
+        note("operands")
+        try:
+            self._bench: Workbench = workbench_for(task.device)
+        except Exception as error:
+            raise SessionError(f"there is no workbench for {task.device}: {error_text(error)}") from error
+        try:
+            self.ceilings = self._measured() if task.ceilings else None
+            self._make_operands(rotate=False)
+            self._most_workspace = self._bench.free_bytes() // _WORKSPACE_SHARE
+        except Exception as error:
+            self.close()
+            if isinstance(error, SessionError):
+                raise
+            raise SessionError(error_text(error)) from error
+
+    def _measured(self) -> dict[str, Any] | None:
+        """The device's ceilings, measured once a process."""
+        key = (self.task.device, self.task.config.type_a)
+        if key not in _measured:
+            found = self._bench.ceilings(self.task.config.type_a)
+            _measured[key] = None if found is None else dataclasses.asdict(found)
+        return _measured[key]
+
+    # ---- operands ----------------------------------------------------------------------------------------------------------
+
+    def _make_operands(self, *, rotate: bool) -> None:
+        for operands in self._operands:
+            self._bench.release(operands)
+        self._operands, self._unread = [], None
+        try:
+            self._operands = self._bench.operands(self.task.config, seed=self.task.seed, copies=_COPIES if rotate else 1)
+        except MemoryError as error:
+            raise SessionError(f"no memory for the operands on {self.task.device}: {error}") from error
+        self._rotates = rotate
+        self._unread = Unread(self._bench, self._operands[0])
+
+    def _turn_to(self, index: int, *, timing: bool) -> ArrayView:
+        """Operands fit for a size set, and its sizes on the device."""
+        chosen = self.task.sets[index]
+        self._note("operands")
+        reads = Reads.of(self.task.config, chosen.sizes)
+        if self._unread is None or timing != self._rotates or not self._unread.readable(reads):
+            self._make_operands(rotate=timing)
+        if chosen.hostile and not timing and self._unread is not None:
+            self._unread.poison(reads)
+        if index not in self._sizes:
+            self._sizes[index] = self._bench.sizes(chosen.sizes)
+        return self._sizes[index]
+
+    # ---- candidates --------------------------------------------------------------------------------------------------------
+
+    def _executable(self, algorithm: MatmulAlgorithm) -> Executable:
+        key = (algorithm.backend, algorithm.index, algorithm.name)
+        found = self._prepared.get(key)
+        if found is not None:
+            self._prepared.move_to_end(key)
+            return found[0]
+        held = sum(workspace for _, workspace in self._prepared.values())
+        while self._prepared and (held + algorithm.workspace_size > self._most_workspace or len(self._prepared) >= _MOST_PREPARED):
+            _, (oldest, workspace) = self._prepared.popitem(last=False)
+            oldest.close()
+            held -= workspace
+        self._note("prepare")
+        backend = self._backends.get(algorithm.backend) or get_backend(algorithm.backend)
+        executable = backend.prepare(self._key, self.task.device, algorithm, self._bench.stream)
+        self._prepared[key] = (executable, algorithm.workspace_size)
+        return executable
+
+    def forget(self, algorithm: MatmulAlgorithm) -> None:
+        """Closes what is prepared of a candidate that is not needed any more."""
+        found = self._prepared.pop((algorithm.backend, algorithm.index, algorithm.name), None)
+        if found is not None:
+            with contextlib.suppress(Exception):  # a broken candidate's own affair
+                found[0].close()
+
+    def healthy(self) -> str:
+        """ "" while the device can be used, else what it says: some device errors never go away in a process."""
+        try:
+            self._bench.synchronize()
+        except Exception as error:
+            return error_text(error)
+        return ""
+
+    # ---- steps -------------------------------------------------------------------------------------------------------------
+
+    def check(self, algorithm: MatmulAlgorithm, index: int) -> Outcome:
+        """Checks a candidate on a size set."""
+        sizes = self._turn_to(index, timing=False)
+        return self._guarded(
+            algorithm,
+            lambda: check(
+                self._bench,
+                self._operands[0],
+                sizes,
+                self.task.sets[index],
+                self._executable(algorithm),
+                algorithm,
+                self._note,
+                self.task.seed,
+            ),
+        )
+
+    def time(self, algorithm: MatmulAlgorithm, sample: int, turn: int, *, judged: bool) -> Outcome:
+        """Times one cold call of a candidate on a sample.
+
+        Args:
+            algorithm, sample: which.
+            turn: of the operands' copies, so that nobody finds his inputs in a cache.
+            judged: whether the result is judged as well.
+        """
+        sizes = self._turn_to(sample, timing=True)
+        return self._guarded(algorithm, lambda: self._time(algorithm, sample, sizes, turn, judged))
+
+    def _time(self, algorithm: MatmulAlgorithm, sample: int, sizes: ArrayView, turn: int, judged: bool) -> Outcome:
+        bench, chosen = self._bench, self.task.sets[sample]
+        executable = self._executable(algorithm)
+        operands = self._operands[turn % len(self._operands)]
+        if judged:
+            bench.poison(operands)
+        arguments = bench.arguments(operands, sizes, alpha=chosen.alpha, beta=chosen.beta)
+        self._note("run")
+        bench.flush()
+        took = bench.time(lambda: executable.execute(arguments))
+        if judged:
+            self._note("judge")
+            verdict = bench.judge(operands, chosen.sizes, alpha=chosen.alpha, beta=chosen.beta, seed=self.task.seed + turn)
+            if verdict.fault:
+                return Outcome("wrong", f"{chosen.describe()}, timed run {turn}: {verdict.fault}", verdict.error, verdict.limit, took)
+            return Outcome(error=verdict.error, error_limit=verdict.limit, ms=took)
+        return Outcome(ms=took)
+
+    def _guarded(self, algorithm: MatmulAlgorithm, step: Any) -> Outcome:
+        """A step's outcome; what the candidate raises is "failed"."""
+        try:
+            outcome: Outcome = step()
+        except (Exception, SystemExit) as error:
+            outcome = Outcome("failed", error_text(error))
+        if outcome.verdict:
+            self.forget(algorithm)
+        return outcome
+
+    def close(self) -> None:
+        """Frees candidates, operands and workbench, as far as the device lets it."""
+        for executable, _ in self._prepared.values():
+            with contextlib.suppress(Exception):
+                executable.close()
+        self._prepared.clear()
+        self._sizes.clear()
+        self._operands, self._unread = [], None
+        with contextlib.suppress(Exception):
+            self._bench.close()

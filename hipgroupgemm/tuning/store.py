@@ -1,0 +1,452 @@
+"""The tuning store: what tuning found, kept on disk for later processes, and looked up when a plan is made.
+
+It is a directory of JSON files, one for each kind of device (target and compute units), such as `rocm-gfx942-304cus.v1.json`. A result is
+found by the config's key, the class of the group sizes, and the versions that its backend's algorithms depend on; it names an algorithm by
+index and name, and both are checked against what the backend has before it is used.
+
+HIPGROUPGEMM_TUNING_STORE names the directory, or is "off"; without it the directory is `tuning` in the package's cache directory. Plans
+look at it when they are made, and only then: results that another process stores reach a process with the next plan that it makes, those
+that it stores itself (`TuningStore.add`, `merge`, `remove`) reach `ragged_dot` with the next call.
+
+A lookup raises nothing: whatever is wrong with the store costs one warning of the logger `hipgroupgemm.tuning`, and the plan is made as
+if nothing were stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import re
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hipgroupgemm.backends import backend_names, get_backend, selection_changed
+from hipgroupgemm.backends.base import MatmulAlgorithm, find_algorithm, versions_of
+from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.directories import CACHE_VARIABLE, cache_directory
+from hipgroupgemm.tuning.answer import Asked, answer
+from hipgroupgemm.tuning.files import StoreFile, StoreWriteError, warn_once
+from hipgroupgemm.tuning.identity import DeviceKind, device_kind, device_name
+from hipgroupgemm.tuning.records import (
+    SCHEMA,
+    StoredRecord,
+    check_document,
+    condemned_by,
+    config_id,
+    kind_of,
+    merge_result,
+    new_document,
+    results_of,
+    versions_in,
+)
+from hipgroupgemm.tuning.report import TuningReport
+from hipgroupgemm.views import Device
+
+__all__ = ["MergeCounts", "StoreWriteError", "StoredRecord", "TuningStore", "default_store", "store_directory"]
+
+VARIABLE = "HIPGROUPGEMM_TUNING_STORE"
+EXPORT_FORMAT = "hipgroupgemm tuning export"
+
+_log = logging.getLogger("hipgroupgemm.tuning")
+_UNITS = {"cuda": "sms", "rocm": "cus", "cpu": "cores"}
+_NAME = re.compile(rf"(cpu|cuda|rocm)-(.+)-(\d+)(?:{'|'.join(_UNITS.values())})\.v{SCHEMA}\.json")
+_JUDGED = ("ok", "behind", "wrong", "nondeterministic", "crashed", "hung")
+
+
+@dataclasses.dataclass
+class MergeCounts:
+    """What became of the results that were merged in.
+
+    Attributes:
+        added: new ones. updated: ones that were there in an older or slower form. kept: ones whose present form won, or that are equal.
+        conflicts: how many of the updated and kept name another best algorithm than the result that was there.
+        skipped: ones that this version does not understand.
+    """
+
+    added: int = 0
+    updated: int = 0
+    kept: int = 0
+    conflicts: int = 0
+    skipped: int = 0
+
+
+def store_directory() -> Path | None:
+    """The directory of the store by the environment; None where it is off, or there is no home directory."""
+    named = os.environ.get(VARIABLE, "").strip()
+    if named.lower() == "off":
+        return None
+    if named:
+        return Path(named).expanduser()
+    base = cache_directory()
+    return base / "tuning" if base is not None else None
+
+
+class TuningStore:
+    """The results in one directory. Any number of threads and processes may use a directory at a time.
+
+    Args:
+        directory: where the files are; made when the first result is stored. None takes that of the environment, see `store_directory`.
+
+    Attributes:
+        directory: where the files are, or None: the store is off, holds nothing and takes nothing.
+    """
+
+    def __init__(self, directory: Path | str | None = None) -> None:
+        self.directory = Path(directory) if directory is not None else store_directory()
+        self._files: dict[DeviceKind, StoreFile] = {}
+        self._of_device: dict[Device, StoreFile] = {}
+
+    def path(self, device: DeviceKind) -> Path | None:
+        """The file for a kind of device, whether it exists or not; None where the store is off."""
+        if self.directory is None:
+            return None
+        target = urllib.parse.quote(device.target, safe="")
+        return self.directory / f"{device.kind}-{target}-{device.compute_units}{_UNITS[device.kind]}.v{SCHEMA}.json"
+
+    def _file(self, device: DeviceKind) -> StoreFile:
+        found = self._files.get(device)
+        if found is None:
+            path = self.path(device)
+            if path is None:
+                raise StoreWriteError(f"the tuning store is off: {VARIABLE} is {os.environ.get(VARIABLE)!r}; name a directory")
+            found = self._files.setdefault(device, StoreFile(path, device))
+        return found
+
+    # ---- looking up --------------------------------------------------------------------------------------------------------
+
+    def lookup(
+        self,
+        key: GroupedGemmConfig,
+        device: Device,
+        *,
+        size_class: str | None = None,
+        backend: str | None = None,
+        deterministic: bool = False,
+    ) -> StoredRecord | None:
+        """The stored answer for a config's key on a device, checked against what the backend has now; None where there is none.
+
+        Preferred are results of `size_class` where it is given, then those tuned on sizes that the user gave, the newest first, then
+        those of the balanced seed. Costs one stat as long as nothing is stored for this kind of device.
+
+        Args:
+            key: `config.key()`.
+            device: the device that is to run it.
+            size_class: "balanced", "skewed" or "sparse"; None where it is not known.
+            backend: only algorithms of this one; None for the fastest of all.
+            deterministic: only algorithms that give equal bits for equal inputs.
+
+        Returns:
+            A record whose `algorithm` is the one to take. A stale one is passed over with one warning. Raises nothing.
+        """
+        if self.directory is None:
+            return None
+        key = key.key()
+        file = self._of_device.get(device)
+        if file is None:
+            try:
+                file = self._of_device[device] = self._file(device_kind(device))
+            except Exception as error:  # a GPU that can't be asked: whoever makes the plan will say so
+                _log.debug("tuning store: %s can't be asked what it is (%s)", device, error)
+                return None
+        document = file.document()
+        if document is None:
+            return None
+        name = config_id(key)
+        entry = document["configs"].get(name)
+        if entry is None:
+            return None
+        try:
+            memo = file.memo(document)
+            records = memo.get(name)
+            if records is None:
+                records = memo[name] = list(_records_of(entry, file, key))
+            return answer(records, Asked(size_class, backend, deterministic), _Here(key, device, file)) if records else None
+        except Exception as error:  # a plan can do without
+            warn_once(("lookup", file.path), "tuning store: %s is not used (%s: %s)", file.path, type(error).__name__, error)
+            return None
+
+    def records(self) -> list[StoredRecord]:
+        """All results of all devices that can be understood."""
+        return [record for file in self._all_files() for _, record in _entries(file.document(), file)]
+
+    def _all_files(self) -> list[StoreFile]:
+        if self.directory is None or not self.directory.is_dir():
+            return []
+        names = sorted(os.listdir(self.directory))
+        matches = [match for match in map(_NAME.fullmatch, names) if match]
+        return [self._file(DeviceKind(m[1], urllib.parse.unquote(m[2]), int(m[3]))) for m in matches]
+
+    # ---- storing -----------------------------------------------------------------------------------------------------------
+
+    def add(self, report: TuningReport) -> int:
+        """Stores what a report found: for each backend the algorithms that answer later lookups.
+
+        Results of an earlier tuning with the same versions on the same sizes stay in competition, as far as this report did not look at
+        their algorithms; on other sizes they are replaced. An algorithm that the report found wrong is struck from all results of this
+        config. Plans that `ragged_dot` keeps are made anew.
+
+        Returns how many backends' results were stored. A directory that can't be written costs one warning and is no error.
+        """
+        if self.directory is None:
+            return 0
+        results, condemned = results_of(report), condemned_by(report)
+        if not results and not condemned:
+            return 0
+        judged = [row.algorithm for row in report.rows if row.verdict in _JUDGED]
+        key, file = report.config.key(), self._file(kind_of(report.identity))
+
+        def change(document: dict[str, Any]) -> bool:
+            stored = _results(document, key, create=bool(results))
+            struck = _strike(stored, condemned, report, file)
+            for result in results:
+                own = [algorithm for algorithm in judged if algorithm.backend == result.backend]
+                _insert(stored, result, file, MergeCounts(), own)
+            _drop_empty(document, key)
+            return struck or bool(results)
+
+        try:
+            written = file.update(change)
+        except StoreWriteError as error:
+            warn_once(("write", file.path), "tuning store: what was tuned is not stored: %s", error)
+            return 0
+        if written:
+            selection_changed()
+        return len(results)
+
+    def merge(self, source: Any, *, dry_run: bool = False) -> MergeCounts:
+        """Merges an export, or a file of another store, into this one.
+
+        Of two results for one thing (device, config, class and origin of the sizes, backend and versions) that were tuned on the same
+        sizes, the later measurement of each algorithm counts, and the fastest wins; on other sizes the later one wins, of equally old
+        ones the faster.
+
+        Args:
+            source: what `export` returned, or a file's contents, as parsed JSON.
+            dry_run: counts without writing.
+
+        Raises:
+            ValueError: neither of these, or of a later version of this package; nothing is merged then.
+            StoreWriteError: a file can't be written; files of other devices may have been merged.
+        """
+        documents = source.get("documents") if isinstance(source, dict) and source.get("format") == EXPORT_FORMAT else [source]
+        if not isinstance(documents, list):
+            raise ValueError("source: is an export without documents")
+        kinds = [_checked(document) for document in documents]
+        counts = MergeCounts()
+        for kind, document in zip(kinds, documents, strict=True):
+            file = self._file(kind)
+            incoming: list[StoredRecord] = []
+            for entry in document["configs"].values():
+                before = len(incoming)
+                incoming += _records_of(entry, file, None)
+                counts.skipped += len(entry["results"]) - (len(incoming) - before)
+
+            def change(target: dict[str, Any], file: StoreFile = file, incoming: list[StoredRecord] = incoming) -> bool:
+                before = counts.added + counts.updated
+                for record in incoming:
+                    _insert(_results(target, record.config, create=True), record, file, counts)
+                return not dry_run and counts.added + counts.updated > before
+
+            if dry_run:
+                change(json.loads(json.dumps(file.document() or new_document(kind))))
+            elif file.update(change):
+                selection_changed()
+        return counts
+
+    def export(self, wanted: Callable[[StoredRecord], bool] = lambda _: True) -> dict[str, Any]:
+        """The results for which `wanted` is true, as plain data for JSON that `merge` takes."""
+        documents = []
+        for file in self._all_files():
+            document = new_document(file.device)
+            for key, record in _entries(file.document(), file):
+                if wanted(record):
+                    _results(document, key, create=True).append(record.to_dict())
+            if document["configs"]:
+                documents.append(document)
+        return {"format": EXPORT_FORMAT, "schema": SCHEMA, "documents": documents}
+
+    def remove(self, unwanted: Callable[[StoredRecord], bool], *, dry_run: bool = False) -> list[StoredRecord]:
+        """Removes the results for which `unwanted` is true, and returns them; `dry_run` only returns them.
+
+        Raises StoreWriteError where a file can't be written; results of other files may have been removed.
+        """
+        removed: list[StoredRecord] = []
+        for file in self._all_files():
+            if dry_run:
+                removed += [record for _, record in _entries(file.document(), file) if unwanted(record)]
+                continue
+            if not any(unwanted(record) for _, record in _entries(file.document(), file)):
+                continue
+            gone: list[StoredRecord] = []
+
+            def change(document: dict[str, Any], file: StoreFile = file, gone: list[StoredRecord] = gone) -> bool:
+                for name, entry in list(document["configs"].items()):
+                    left = []
+                    for result in entry["results"]:
+                        record = _record(entry, result, file)
+                        if record is not None and unwanted(record):
+                            gone.append(record)
+                        else:
+                            left.append(result)
+                    entry["results"] = left
+                    if not left:
+                        del document["configs"][name]
+                return bool(gone)
+
+            if file.update(change):
+                selection_changed()
+                removed += gone
+        return removed
+
+
+class _Here:
+    """What this process has for a config on a device. Implements `answer.Here`."""
+
+    def __init__(self, key: GroupedGemmConfig, device: Device, file: StoreFile) -> None:
+        self._key, self._device, self._file = key, device, file
+        self.device_name = device_name(device)
+        self._versions: dict[str, Mapping[str, str]] = {}
+
+    def usable(self, backend: str) -> bool:
+        return backend in backend_names() and get_backend(backend).can_handle(self._key, self._device) is None
+
+    def versions(self, backend: str) -> Mapping[str, str]:
+        found = self._versions.get(backend)
+        if found is None:
+            found = self._versions[backend] = versions_of(get_backend(backend), self._device)
+        return found
+
+    def find(self, algorithm: MatmulAlgorithm) -> MatmulAlgorithm | None:
+        return find_algorithm(get_backend(algorithm.backend), self._key, self._device, algorithm.name, algorithm.index)
+
+    def stale(self, record: StoredRecord, reason: str) -> None:
+        # once for each cause, not for each of the many results that it may make stale
+        warn_once(
+            ("stale", self._file.path, record.backend, reason),
+            "tuning store: a result of backend %s for %s is stale and not used: %s. Tune again; `hipgroupgemm store prune "
+            "--other-versions` removes results of other versions",
+            record.backend,
+            record.device,
+            reason,
+        )
+
+
+# ---- results in a document -----------------------------------------------------------------------------------------------------
+
+
+def _checked(document: Any) -> DeviceKind:
+    """The device of a document that is to be merged."""
+    try:
+        return check_document(document)
+    except ValueError as error:
+        raise ValueError(f"source: {error}; wanted what `hipgroupgemm store export` wrote, or a file of a tuning store") from None
+
+
+def _key_of(entry: Mapping[str, Any]) -> GroupedGemmConfig:
+    """The key that an entry is for; raises ValueError for a config that this version does not know."""
+    return GroupedGemmConfig.from_json(json.dumps(entry["config"])).key()
+
+
+def _records_of(entry: Mapping[str, Any], file: StoreFile, key: GroupedGemmConfig | None) -> Iterator[StoredRecord]:
+    """An entry's results that can be understood, those of `key` where one is given."""
+    try:
+        own = _key_of(entry)
+        if key is not None and own != key:
+            raise ValueError("config: is not the one that its name says")
+    except ValueError as error:
+        warn_once(("config", file.path, str(error)), "tuning store: %s has a config that is not understood (%s)", file.path, error)
+        return
+    for result in entry["results"]:
+        try:
+            yield StoredRecord.from_dict(own, file.device, result)
+        except ValueError as error:
+            warn_once(("result", file.path, str(error)), "tuning store: %s has a result that is not understood (%s)", file.path, error)
+
+
+def _record(entry: Mapping[str, Any], result: Any, file: StoreFile) -> StoredRecord | None:
+    return next(_records_of({**entry, "results": [result]}, file, None), None)
+
+
+def _entries(document: Mapping[str, Any] | None, file: StoreFile) -> Iterator[tuple[GroupedGemmConfig, StoredRecord]]:
+    """All results of a document that can be understood, with their config's key."""
+    for entry in document["configs"].values() if document is not None else ():
+        for record in _records_of(entry, file, None):
+            yield record.config, record
+
+
+def _results(document: dict[str, Any], key: GroupedGemmConfig, *, create: bool) -> list[Any]:
+    """The list of a config's results in a document."""
+    configs, name = document["configs"], config_id(key)
+    if name not in configs:
+        if not create:
+            return []
+        configs[name] = {"config": json.loads(key.to_json()), "results": []}
+    results: list[Any] = configs[name]["results"]
+    return results
+
+
+def _drop_empty(document: dict[str, Any], key: GroupedGemmConfig) -> None:
+    if document["configs"].get(config_id(key), {}).get("results") == []:
+        del document["configs"][config_id(key)]
+
+
+def _insert(results: list[Any], record: StoredRecord, file: StoreFile, counts: MergeCounts, judged: list[MatmulAlgorithm] = []) -> None:  # noqa: B006 - never changed
+    """Puts a result among those of its config, in the place of the one that stands for the same thing."""
+    for place, result in enumerate(results):
+        try:
+            old = StoredRecord.from_dict(record.config, file.device, result)
+        except ValueError:  # not understood, and not ours to drop
+            continue
+        if old.slot != record.slot:
+            continue
+        merged = merge_result(old, record, judged)
+        if merged == old:
+            counts.kept += 1
+        else:
+            counts.updated += 1
+            results[place] = {**result, **merged.to_dict()}
+        if (old.algorithm.index, old.algorithm.name) != (record.algorithm.index, record.algorithm.name):
+            counts.conflicts += 1
+        return
+    results.append(record.to_dict())
+    counts.added += 1
+
+
+def _strike(results: list[Any], condemned: set[tuple[str, int, str]], report: TuningReport, file: StoreFile) -> bool:
+    """Takes algorithms that a report found wrong out of a config's results, whatever sizes they were tuned on. Whether there were any."""
+    struck = False
+    key = report.config.key()
+    for result in list(results) if condemned else ():
+        try:
+            old = StoredRecord.from_dict(key, file.device, result)
+        except ValueError:
+            continue
+        if old.versions != versions_in(report.identity, old.backend):
+            continue
+        left = tuple(row for row in old.rows if (old.backend, row.algorithm.index, row.algorithm.name) not in condemned)
+        if left == old.rows:
+            continue
+        struck = True
+        place = results.index(result)
+        results[place : place + 1] = [{**result, **dataclasses.replace(old, rows=left).to_dict()}] if left else []
+    return struck
+
+
+# ---- the store of this process -------------------------------------------------------------------------------------------------
+
+_default: tuple[tuple[str | None, ...], TuningStore] | None = None
+
+
+def default_store() -> TuningStore:
+    """The store of the environment; found anew when its variables have changed."""
+    global _default
+    read = os.environ.get
+    environment = (read(VARIABLE), read(CACHE_VARIABLE), read("XDG_CACHE_HOME"), read("HOME"))
+    known = _default
+    if known is None or known[0] != environment:
+        _default = known = (environment, TuningStore())
+    return known[1]

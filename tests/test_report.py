@@ -1,0 +1,362 @@
+"""`hipgroupgemm report`: ratios, changed winners, verdicts that changed, algorithms that came and went."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from hipgroupgemm.cli import cli
+from hipgroupgemm.sweep.compare import compare, series_of, summary
+from hipgroupgemm.sweep.record import Record, document, read_sweep
+from hipgroupgemm.workloads import CLASSES
+
+DATA = Path(__file__).parent / "data"
+
+
+def row(name: str, ms: float | None = None, verdict: str = "ok", index: int = 0, backend: str = "b", spread: float = 0.01) -> dict:
+    return {
+        "backend": backend,
+        "index": index,
+        "name": name,
+        "workspace_size": 0,
+        "deterministic": True,
+        "verdict": verdict,
+        "reason": "" if verdict in ("ok", "behind") else f"it is {verdict}",
+        "median_ms": ms,
+        "p10_ms": None if ms is None else ms * (1 - spread),
+        "p90_ms": None if ms is None else ms * (1 + spread),
+        "tflops": None if ms is None else 10 / ms,
+        "fraction": None if ms is None else 0.5 / ms,
+        "error": 1e-3,
+    }
+
+
+def record(
+    rows: list[dict], kind: str = "fwd_wi", n: int = 10, status: str = "ok", versions: str = "1", device: str = "H", **job
+) -> Record:
+    right = [one for one in rows if one["verdict"] == "ok"]
+    what = {"class": kind, "model": "qwen", "m": 30, "k": 8, "n": n, "e": 4, "scale": 1, "dtype": "float16", "distribution": "balanced"}
+    identity = {"kind": "cuda", "target": "sm_90", "name": device, "compute_units": 132, "versions": {"b": versions}}
+    best = min(right, key=lambda one: one["median_ms"]) if right else None
+    report = {"rows": rows, "floor_ms": 0.5} if status == "ok" else None
+    whole = {**what, "group_sizes": None, **job}
+    return Record(
+        whole, {"seed": 0}, "cuda:0", identity, status, "" if status == "ok" else f"why {status}", best, report, False, "2026-01-01"
+    )
+
+
+def write(path: Path, *records: Record) -> Path:
+    path.write_text(document({"request": {}, "jobs_wanted": len(records), "sessions": []}, records))
+    return path
+
+
+def series(tmp_path: Path, *sweeps: list[Record]) -> list:
+    return series_of([read_sweep(write(tmp_path / f"s{place}.json", *records)) for place, records in enumerate(sweeps)])
+
+
+def report(*arguments: object):
+    return CliRunner().invoke(cli, ["report", *map(str, arguments)])
+
+
+# ---- arithmetic ------------------------------------------------------------------------------------------------------------------
+
+
+def test_ratios_by_hand(tmp_path, rng: np.random.Generator) -> None:
+    """Every ratio, mean and mean of a class against NumPy, on random times."""
+    before = rng.lognormal(size=(6, 3, 4))  # class, shape, algorithm
+    after = rng.lognormal(size=(6, 3, 4))
+
+    def sweep(times) -> list[Record]:
+        return [
+            record([row(f"tile_{index}", float(times[c, s, index]), index=index) for index in range(4)], kind, n=s + 1)
+            for c, kind in enumerate(CLASSES)
+            for s in range(3)
+        ]
+
+    old, new = series(tmp_path, sweep(before), sweep(after))
+    found = compare(old, new)
+    ratios = before.min(axis=2) / after.min(axis=2)
+    np.testing.assert_allclose([pair.ratio for pair in found.pairs], ratios.ravel(), rtol=1e-12)
+    np.testing.assert_allclose(found.ratio, np.exp(np.log(ratios).mean()), rtol=1e-12)
+    by_class = np.exp(np.log(ratios).mean(axis=1))
+    assert list(found.by_class) == list(CLASSES)
+    np.testing.assert_allclose(list(found.by_class.values()), by_class, rtol=1e-12)
+    same = np.exp(np.log(before / after).mean(axis=2))
+    np.testing.assert_allclose([pair.same for pair in found.pairs], same.ravel(), rtol=1e-12)
+    changed = (before.argmin(axis=2) != after.argmin(axis=2)).ravel()
+    assert [pair.changed for pair in found.pairs] == changed.tolist()
+    overlap = (np.abs(before.min(axis=2) - after.min(axis=2)) <= 0.01 * (before.min(axis=2) + after.min(axis=2))).ravel()
+    assert [pair.noise for pair in found.pairs] == overlap.tolist()
+    swapped = compare(new, old)
+    np.testing.assert_allclose(found.ratio * swapped.ratio, 1, rtol=1e-12)
+
+
+def test_only_algorithms_that_are_right_in_both_make_the_same_ratio(tmp_path) -> None:
+    old = record([row("a", 1.0), row("b", 2.0), row("c", 4.0), row("d", 50.0, "behind"), row("e", 3.0)])
+    new = record([row("a", 0.5), row("b", 8.0), row("c", None, "wrong"), row("d", 5.0), row("f", 3.0)])
+    (pair,) = compare(*series(tmp_path, [old], [new])).pairs
+    np.testing.assert_allclose(pair.same, np.sqrt((1.0 / 0.5) * (2.0 / 8.0)))
+
+
+@pytest.mark.parametrize(("spread", "noise"), [(0.04, False), (0.06, True)])
+def test_noise_is_an_overlap_of_the_ranges(tmp_path, spread, noise) -> None:
+    old, new = record([row("a", 1.0, spread=spread)]), record([row("a", 1.1, spread=spread)])
+    (pair,) = compare(*series(tmp_path, [old], [new])).pairs
+    assert pair.noise == noise
+    (pair,) = compare(*series(tmp_path, [new], [old])).pairs
+    assert pair.noise == noise
+
+
+def test_kernels_of_one_name_are_told_apart_by_their_order(tmp_path) -> None:
+    """Two processes number kernels differently: the first of that name stays the first."""
+    old = record([row("k", 1.0, index=7), row("k", 2.0, index=9), row("other", 3.0, index=8)])
+    new = record([row("other", 3.0, index=1), row("k", 2.0, index=40), row("k", 1.5, index=41)])
+    found = compare(*series(tmp_path, [old], [new]))
+    assert not found.new
+    assert not found.missing
+    (pair,) = found.pairs
+    assert pair.changed
+    assert pair.fate == "1.33 times the new winner's time"
+    np.testing.assert_allclose(pair.same, (1 / 2 * 2 / 1.5 * 1) ** (1 / 3))
+
+
+# ---- what changed ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("now", "fate"),
+    [
+        ([row("old", 3.0), row("new", 2.0)], "1.5 times the new winner's time"),
+        ([row("new", 2.0)], "not among the candidates now"),
+        ([row("old", None, "crashed"), row("new", 2.0)], "crashed now"),
+        ([row("old", 90.0, "behind"), row("new", 2.0)], "behind now"),
+        ([row("old", 1.0, backend="c"), row("old", 2.0)], "2 times the new winner's time"),
+    ],
+)
+def test_changed_winners_tell_the_old_ones_fate(tmp_path, now, fate) -> None:
+    (pair,) = compare(*series(tmp_path, [record([row("old", 1.0), row("new", 2.0)])], [record(now)])).changed
+    assert pair.fate == fate
+
+
+@pytest.mark.parametrize("before", ["ok", "behind"])
+@pytest.mark.parametrize("after", ["wrong", "nondeterministic", "crashed", "hung", "failed"])
+def test_newly_wrong(tmp_path, before, after) -> None:
+    old = record([row("a", 1.0), row("x", 9.0, before)])
+    new = record([row("a", 1.0), row("x", None, after)])
+    found = compare(*series(tmp_path, [old], [new]))
+    assert [(f.backend, f.algorithm, f.before, f.after, f.reason) for f in found.newly_wrong] == [
+        ("b", "x", before, after, f"it is {after}")
+    ]
+    assert not found.newly_right
+    back = compare(*series(tmp_path, [new], [old]))
+    assert not back.newly_wrong
+    assert [(f.algorithm, f.before, f.after) for f in back.newly_right] == [("x", after, before)]
+
+
+@pytest.mark.parametrize(("before", "after"), [("untimed", "wrong"), ("ok", "untimed"), ("wrong", "crashed"), ("ok", "behind")])
+def test_what_is_no_news(tmp_path, before, after) -> None:
+    old, new = record([row("a", 1.0), row("x", 9.0, before)]), record([row("a", 1.0), row("x", 9.0, after)])
+    found = compare(*series(tmp_path, [old], [new]))
+    assert not found.newly_wrong
+    assert not found.newly_right
+
+
+def test_jobs_that_end_no_more(tmp_path) -> None:
+    old = [record([row("a", 1.0)], n=n) for n in (1, 2, 3)]
+    new = [record([row("a", 1.0)], n=1), record([], n=2, status="failed"), record([], n=3, status="refused")]
+    found = compare(*series(tmp_path, old, new))
+    assert [(f.job["n"], f.algorithm, f.after, f.reason) for f in found.newly_wrong] == [
+        (2, "", "failed", "why failed"),
+        (3, "", "refused", "why refused"),
+    ]
+    assert not found.missing  # of a job that did not end nothing is known
+    assert len(found.pairs) == 1
+    assert len(compare(*series(tmp_path, new, old)).newly_right) == 2
+
+
+def test_new_and_missing_algorithms_and_problems(tmp_path) -> None:
+    old = [record([row("a", 1.0), row("gone", 2.0)], n=n) for n in (1, 2)] + [record([row("a", 1.0)], n=3)]
+    new = [record([row("a", 1.0), row("fresh", 2.0), row("x", 2.0, backend="c")], n=n) for n in (1, 2)] + [record([row("a", 1.0)], n=4)]
+    found = compare(*series(tmp_path, old, new))
+    assert found.missing == {("b", "gone"): 2}
+    assert found.new == {("b", "fresh"): 2, ("c", "x"): 2}
+    assert [job["n"] for job in found.only_base] == [3]
+    assert [job["n"] for job in found.only_other] == [4]
+
+
+def test_problems_are_matched_by_their_sizes_not_their_names(tmp_path) -> None:
+    old = [record([row("a", 1.0)], distribution="zipf", group_sizes=[[30, 0, 0, 0]], model="x")]
+    same = [record([row("a", 1.0)], distribution="routing.json", group_sizes=[[30, 0, 0, 0]], model="y")]
+    other = [record([row("a", 1.0)], distribution="zipf", group_sizes=[[29, 1, 0, 0]], model="x")]
+    assert len(compare(*series(tmp_path, old, same)).pairs) == 1
+    assert len(compare(*series(tmp_path, old, other)).pairs) == 0
+
+
+def test_one_file_with_two_devices_is_two_series(tmp_path) -> None:
+    one = [record([row("a", 1.0)], device=device) for device in ("H100", "H200")]
+    first, second = series(tmp_path, one)
+    assert (first.label, second.label) == ("s0.json [H100]", "s0.json [H200]")
+    versions = [record([row("a", 1.0)], versions=version) for version in "12"]
+    assert [s.label for s in series(tmp_path, versions)] == ["s0.json [H] [b 1]", "s0.json [H] [b 2]"]
+
+
+def test_files_of_one_name_are_told_apart(tmp_path) -> None:
+    paths = []
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        paths.append(write(tmp_path / name / "s.json", record([row("a", 1.0)])))
+    assert [s.label for s in series_of([read_sweep(path) for path in paths])] == [str(path) for path in paths]
+
+
+def test_a_problem_that_is_there_twice_counts_as_it_ended_last(tmp_path) -> None:
+    late, early = record([row("a", 2.0)]), record([row("a", 1.0)])
+    late.finished, early.finished = "2026-01-02", "2026-01-01"
+    (one,) = series(tmp_path, [late, early])
+    assert [r.best["median_ms"] for r in one.records.values()] == [2.0]
+
+
+def test_summary_by_hand(tmp_path) -> None:
+    (one,) = series(
+        tmp_path,
+        [
+            record([row("a", 1.0), row("x", None, "hung", backend="c")]),
+            record([row("a", 2.0), row("x", 1.25, backend="c")], "wgrad_wi"),
+            record([], n=7, status="refused"),
+        ],
+    )
+    facts = summary(one)
+    assert facts["jobs"] == {"ok": 2, "refused": 1}
+    assert facts["winners"] == {"b": 1, "c": 1}
+    assert facts["verdicts"] == {"ok": 3, "hung": 1}
+    np.testing.assert_allclose(facts["fraction_of_floor"], math.sqrt(0.5 * 0.4))
+    assert facts["fraction_by_class"] == pytest.approx({"fwd_wi": 0.5, "wgrad_wi": 0.4})
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(tmp_path) -> tuple[Path, Path]:
+    old = [record([row("a", 1.0), row("b", 2.0), row("x", 3.0)]), record([row("a", 1.0)], "dgrad_wo"), record([row("a", 1.0)], n=3)]
+    new = [record([row("a", 4.0), row("b", 0.5), row("x", None, "wrong"), row("y", 9.0)], versions="2")]
+    new += [record([row("a", 1.0)], "dgrad_wo", versions="2"), record([row("a", 1.0)], n=4, versions="2")]
+    return write(tmp_path / "old.json", *old), write(tmp_path / "new.json", *new)
+
+
+def test_two_sweeps(two, tmp_path) -> None:
+    outputs = [tmp_path / name for name in ("r.csv", "r.json", "r.svg")]
+    names = [part for pair in zip(("--csv", "--json", "--plot"), outputs, strict=True) for part in pair]
+    done = report(*two, *names)
+    assert done.exit_code == 1, done.output
+    for text in (
+        "new.json against old.json",
+        "geometric mean of 2 ratios: 1.414 (fwd_wi 2.000, dgrad_wo 1.000)",
+        "~ 1.000",
+        "b a -> b b",
+        "changed winners: 1",
+        "b a -> b b, ratio 2.000; the old one: 8 times the new winner's time",
+        "newly wrong: 1",
+        "b x: ok -> wrong: it is wrong",
+        "new algorithms: 1\n  b y (1 problem)",
+        "only in old.json: 1\n  fwd_wi qwen  M=30 K=8 N=3",
+        "only in new.json: 1\n  fwd_wi qwen  M=30 K=8 N=4",
+    ):
+        assert text in done.output, text
+    with outputs[0].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["class"], r["n"], r["ratio"], r["changed"], r["within_noise"]) for r in rows] == [
+        ("fwd_wi", "10", "2.0", "True", "False"),
+        ("dgrad_wo", "10", "1.0", "False", "True"),
+        ("fwd_wi", "3", "", "", ""),
+        ("fwd_wi", "4", "", "", ""),
+    ]
+    assert (rows[2]["base_algorithm"], rows[2]["other_algorithm"]) == ("a", "")
+    (comparison,) = json.loads(outputs[1].read_text())["comparisons"]
+    assert comparison["ratio"] == pytest.approx(math.sqrt(2))
+    assert comparison["newly_wrong"][0]["algorithm"] == "x"
+    assert comparison["missing_algorithms"] == []
+    assert len(comparison["changed_winners"]) == 1
+    text = outputs[2].read_text()
+    assert "<svg" in text
+    swapped = report(two[1], two[0])
+    assert swapped.exit_code == 0
+    assert "newly right: 1" in swapped.output
+    assert "missing algorithms: 1" in swapped.output
+
+
+def test_three_sweeps_are_compared_with_the_first(two, tmp_path) -> None:
+    third = write(tmp_path / "third.json", record([row("a", 0.25)]))
+    done = report(*two, third, "--plot", tmp_path / "r.png")
+    assert "new.json against old.json" in done.output
+    assert "third.json against old.json" in done.output
+    assert "geometric mean of 1 ratios: 4" in done.output
+    assert (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_one_sweep_is_summed_up(two, tmp_path) -> None:
+    done = report(two[1], "--csv", "-", "--plot", tmp_path / "r.png")
+    assert done.exit_code == 0
+    assert "jobs: 3 ok; candidates: 5 ok, 1 wrong; winners by backend: 3 b" in done.stderr
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert [(r["base_algorithm"], r["base_ms"]) for r in rows] == [("b", "0.5"), ("a", "1.0"), ("a", "1.0")]
+
+
+def test_nothing_in_common(tmp_path) -> None:
+    paths = [write(tmp_path / f"{n}.json", record([row("a", 1.0)], n=n)) for n in (1, 2)]
+    done = report(*paths)
+    assert done.exit_code == 0
+    assert "no problem has a winner in both" in done.output
+    done = report(*paths, "--plot", tmp_path / "r.png")
+    assert done.exit_code == 1
+    assert "there is nothing to plot" in done.output
+
+
+def test_files_that_are_no_use(two, tmp_path) -> None:
+    assert report().exit_code == 2
+    assert report(tmp_path / "nothing.json").exit_code == 2
+    empty = write(tmp_path / "empty.json")
+    done = report(two[0], empty)
+    assert done.exit_code == 2
+    assert "holds no finished job" in done.output
+    torn = tmp_path / "torn.json"
+    torn.write_bytes(two[0].read_bytes()[:-40])
+    done = report(torn)
+    assert done.exit_code == 0
+    assert "ends in the middle of a job" in done.output
+    assert "jobs: 2 ok" in done.output
+
+
+# ---- recorded sweeps -------------------------------------------------------------------------------------------------------------
+
+
+def test_recorded_sweeps_of_two_versions() -> None:
+    """Both were made by the real command; `sweep_engine` says how. Their times are their own, so they are read here a second way."""
+    paths = [DATA / "sweep_old.json", DATA / "sweep_new.json"]
+    old, new = (json.loads(path.read_text())["jobs"] for path in paths)
+    found = compare(*series_of([read_sweep(path) for path in paths]))
+    names = ("class", "m", "k", "n", "e")
+    times = [{tuple(job["job"][name] for name in names): job["best"] for job in jobs} for jobs in (old, new)]
+    assert len(times[0]) == 4
+    ratios = {problem: best["median_ms"] / times[1][problem]["median_ms"] for problem, best in times[0].items()}
+    assert {tuple(pair.base.job[name] for name in names): pair.ratio for pair in found.pairs} == pytest.approx(ratios)
+    assert found.ratio == pytest.approx(np.exp(np.mean(np.log(list(ratios.values())))))
+    assert all(pair.changed and (pair.base.best["name"], pair.other.best["name"]) == ("tile_64", "tile_128") for pair in found.pairs)
+    assert {(f.algorithm, f.before, f.after) for f in found.newly_wrong} == {("stream_k", "ok", "crashed")}
+    assert {(f.algorithm, f.before, f.after) for f in found.newly_right} == {("tile_256", "wrong", "ok")}
+    assert (found.new, found.missing) == ({("double", "tile_512"): 4}, {("double", "tile_32"): 4})
+    done = report(*paths)
+    assert done.exit_code == 1
+    assert "AMD EPYC; hipgroupgemm 0.1.0, numpy 2.4.6, double 1" in done.output
+    assert "newly wrong: 4" in done.output
+    assert report(DATA / "sweep_new.json").exit_code == 0
+
+
+def test_recorded_sweeps_are_whole_files() -> None:
+    for name in ("sweep_old.json", "sweep_new.json"):
+        found = read_sweep(DATA / name)
+        assert found.finished
+        assert not found.warnings

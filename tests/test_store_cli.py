@@ -1,0 +1,181 @@
+"""`hipgroupgemm store ...`: what it prints, writes, removes, refuses and exits with."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from store_reports import config_of, report, row
+
+import hipgroupgemm as hgg
+from hipgroupgemm.cli import cli
+from hipgroupgemm.tuning.identity import device_kind
+from hipgroupgemm.tuning.records import config_id
+from hipgroupgemm.tuning.store import TuningStore
+from hipgroupgemm.views import CPU
+
+
+@pytest.fixture
+def store(tuning_store):
+    return TuningStore(tuning_store)
+
+
+@pytest.fixture
+def full(store):
+    """Three results of this machine, one of them of other versions, and one of an accelerator that is not here."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    store.add(report(config_of(), [row("reference", 0, 1.25)], started=now.isoformat()))
+    store.add(report(config_of(n=6), [row("reference", 0, 2.0)], started=(now - datetime.timedelta(days=10)).isoformat(), seeded=False))
+    store.add(report(config_of(n=7), [row("reference", 0, 3.0)], versions={"numpy": "1.0"}, started="2025-01-01T00:00:00Z"))
+    mi300 = {"kind": "rocm", "target": "gfx942", "compute_units": 304}
+    store.add(report(config_of(n=8), [row("hipblaslt", 4, 4.0)], device=mi300, name="AMD [bold] MI300X", size_class="skewed"))
+    return store
+
+
+def run(*arguments, code=0, text=None):
+    result = CliRunner().invoke(cli, ["store", *map(str, arguments)], input=text)
+    assert result.exit_code == code, result.output
+    assert not isinstance(result.exception, Exception) or isinstance(result.exception, SystemExit), result.exception
+    return result.output
+
+
+def words(text):
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
+
+
+def left(store):
+    return sorted(record.config.n for record in TuningStore(store.directory).records())
+
+
+def test_path_and_an_empty_store(store, monkeypatch, tmp_path):
+    assert run("path") == f"{store.directory}\n"
+    assert run("path", "--directory", tmp_path) == f"{tmp_path}\n"
+    assert run("ls") == f"{store.directory}: no results\n"
+    assert json.loads(run("ls", "--json")) == []
+    assert json.loads(run("export"))["documents"] == []
+    assert run("prune", "--all").startswith("0 results removed")
+    assert not store.directory.exists()
+    monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", "off")
+    for command in (["path"], ["ls"], ["export"], ["prune", "--all"]):
+        assert "The tuning store is off (HIPGROUPGEMM_TUNING_STORE=off" in words(run(*command, code=2))
+    assert run("path", "--directory", tmp_path) == f"{tmp_path}\n", "a directory that is named is no matter of the environment"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", str(tmp_path / "file"))
+    assert "is no directory" in words(run("ls", code=2))
+
+
+def test_ls(full):
+    text = run("ls")
+    assert f"{device_kind(CPU)}: " in text and "rocm gfx942, 304 CUs: AMD [bold] MI300X" in text
+    lines = {line.split()[0]: line for line in text.splitlines() if re.match(r"^ ?[0-9a-f]{8} ", line)}
+    assert len(lines) == 4 and f"4 results in {full.directory}" in text
+    first = lines[config_id(config_of().key())[:8]]
+    assert "NON_CONTRACTING 12x5x7 g2" in first and "float32->float32" in text and "0 numpy_matmul_a_group" in first and "1.25" in first
+    assert first.rstrip().endswith("yes") and "balanced seed" in first
+    assert lines[config_id(config_of(n=7).key())[:8]].rstrip().endswith("other versions")
+    assert lines[config_id(config_of(n=8).key())[:8]].rstrip().endswith("?")
+    assert "balanced seed" not in lines[config_id(config_of(n=6).key())[:8]]
+    assert run("ls", "--device", "GFX942").count("hipblaslt") == 1 and "numpy" not in run("ls", "--device", "MI300")
+    assert "hipblaslt" not in run("ls", "--backend", "reference")
+    assert "1 results" in run("ls", "--config", config_id(config_of().key())[:6])
+    assert run("ls", "--backend", "nobody").endswith("no results that fit\n")
+
+
+def test_ls_json(full):
+    data = json.loads(run("ls", "--json"))
+    assert [one["config"]["n"] for one in data if one["backend"] == "reference"] == [5, 6, 7]
+    one = next(one for one in data if one["config"]["n"] == 5)
+    assert one["usable"] == "yes" and one["versions"] == {"hipgroupgemm": hgg.__version__, "numpy": np.__version__}
+    assert one["rows"][0]["name"] == "numpy_matmul_a_group" and one["device"]["kind"] == "cpu"
+    assert {one["usable"] for one in data} == {"yes", "other versions", "?"}
+
+
+def test_export_and_import(full, tmp_path):
+    file = tmp_path / "tuned.json"
+    assert run("export", file) == f"4 results written to {file}\n"
+    assert json.loads(run("export")) == json.loads(file.read_text()) == json.loads(run("export", "-"))
+    other = tmp_path / "other"
+    text = run("import", "--directory", other, "--dry-run", file)
+    assert "4 added, 0 updated, 0 left as they are" in text and "dry run" in text and not other.exists()
+    assert "4 added, 0 updated" in run("import", "--directory", other, file)
+    assert "0 added, 0 updated, 4 left as they are, of these two 0 with another best algorithm" in words(
+        run("import", "--directory", other, "-", text=file.read_text())
+    )
+    assert TuningStore(other).export() == full.export()
+    part = json.loads(run("export", "--device", "gfx942"))
+    assert [one["device"]["target"] for one in part["documents"]] == ["gfx942"]
+    third = tmp_path / "third"
+    assert "3 added" in run("import", "--directory", third, full.path(device_kind(CPU)))
+    full.add(report(config_of(n=9), [row("double", 0, 5.0)], started="2026-02-01T00:00:00Z"))
+    elsewhere = TuningStore(tmp_path / "elsewhere")
+    elsewhere.add(report(config_of(n=9), [row("double", 2, 1.0)], started="2026-02-01T00:00:00Z"))
+    (tmp_path / "conflict.json").write_text(json.dumps(elsewhere.export()))
+    assert "0 added, 1 updated, 0 left as they are, of these two 1 with another" in words(run("import", tmp_path / "conflict.json"))
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("{", "not.json: Expecting property name"),
+        ("[" * 100_000, "not.json: "),
+        ("{}", "is no tuning store; wanted what `hipgroupgemm store export` wrote"),
+        ('{"format": "hipgroupgemm tuning store", "schema": 99}', "has schema 99, this version of hipgroupgemm knows 1"),
+    ],
+)
+def test_files_that_cannot_be_imported(full, tmp_path, content, text):
+    (tmp_path / "not.json").write_text(content)
+    before = full.export()
+    assert text in words(run("import", tmp_path / "not.json", code=1))
+    assert TuningStore(full.directory).export() == before
+    (tmp_path / "not.json").write_bytes(b"\xff\xfe\x00")
+    run("import", tmp_path / "not.json", code=1)
+
+
+def test_arguments_that_cannot_be_met(full, tmp_path):
+    assert "does not exist" in words(run("import", tmp_path / "nothing", code=2))
+    run("import", code=2)
+    assert "Which results?" in words(run("prune", code=2))
+    assert "or --all alone" in words(run("prune", "--all", "--device", "cpu", code=2))
+    for age in ("soon", "-3d", "3 parsecs", "9999999d"):
+        assert "wanted an age" in words(run("prune", f"--older-than={age}", code=2))
+    assert "0 results removed" in run("prune", "--older-than", "999999y")
+    assert "there is no directory" in words(run("export", tmp_path / "no" / "file", code=2))
+    assert left(full) == [5, 6, 7, 8]
+
+
+def test_prune(full):
+    text = run("prune", "--older-than", "9d", "--backend", "reference", "--dry-run")
+    assert "2 results would be removed" in text and text.count("numpy_matmul_a_group") == 2 and left(full) == [5, 6, 7, 8]
+    text = run("prune", "--other-versions")
+    assert "1 results removed" in text and "1 are of devices or backends that are not on this machine, and were kept" in text
+    assert left(full) == [5, 6, 8]
+    assert "1 results removed" in run("prune", "--older-than", "1w", "--backend", "reference") and left(full) == [5, 8]
+    assert "0 results removed" in run("prune", "--older-than", "12h", "--device", "cpu") and left(full) == [5, 8]
+    assert "1 results removed" in run("prune", "--config", config_id(config_of(n=8).key())) and left(full) == [5]
+    assert "1 results removed" in run("prune", "--all") and left(full) == []
+
+
+def test_a_store_that_cannot_be_written(full, monkeypatch):
+    import os
+
+    def full_disk(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    data = json.dumps(full.export())
+    monkeypatch.setattr(os, "replace", full_disk)
+    assert "can't be written (No space left on device)" in words(run("prune", "--all", code=1))
+    run("prune", "--other-versions", "--dry-run")
+    data = data.replace('"2025-01-01T00:00:00Z"', '"2025-06-01T00:00:00Z"')
+    assert "can't be written" in words(run("import", "-", code=1, text=data))
+    assert left(full) == [5, 6, 7, 8]
+
+
+def test_help_names_every_command():
+    text = run("--help")
+    for name in ("path", "ls", "export", "import", "prune"):
+        assert f"  {name} " in text
+        assert "Usage:" in run(name, "--help")

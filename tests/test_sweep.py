@@ -1,0 +1,347 @@
+"""`hipgroupgemm sweep`: the products of its lists, what tuning is asked for, what is written, and what failures become."""
+
+import csv
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sweep_double
+from click.testing import CliRunner
+
+from hipgroupgemm.cli import cli
+from hipgroupgemm.sweep import workers
+from hipgroupgemm.sweep.jobs import DistributionError, SweepRequest, plan_jobs
+from hipgroupgemm.sweep.record import read_sweep
+from hipgroupgemm.workloads import CLASSES, MoEShape, dirichlet_sizes, presets_of, zipf_sizes
+
+SHAPE = ("--shape", "30,8,10,4")
+
+
+@pytest.fixture(autouse=True)
+def double(monkeypatch: pytest.MonkeyPatch):
+    """Workers tune with the stand-in; returns a function that says how."""
+    monkeypatch.setattr(workers, "TUNE", "sweep_double:tune")
+    monkeypatch.setattr(workers, "IDENTITY", "sweep_double:identity")
+    monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", "off")
+
+    def options(**values) -> None:
+        monkeypatch.setenv("SWEEP_DOUBLE", json.dumps(values))
+
+    options()
+    return options
+
+
+def sweep(*arguments: str):
+    return CliRunner().invoke(cli, ["sweep", "--no-store", *arguments])
+
+
+def calls(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def words(text: str) -> str:
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_are_the_product_of_the_lists() -> None:
+    shapes = [MoEShape(30, 8, 10, 4, "30,8,10,4"), MoEShape(21, 6, 5, 3, "21,6,5,3")]
+    request = SweepRequest(
+        exact_shapes=shapes, classes=["fwd_wi", "wgrad_wo"], dtypes=["float16", "float32"], distributions=["balanced", "zipf"], seed=3
+    )
+    jobs = plan_jobs(request, "cuda")
+    wanted = list(itertools.product(shapes, ["float16", "float32"], ["balanced", "zipf"], ["fwd_wi", "wgrad_wo"]))
+    assert [(job.shape, job.dtype, job.distribution, job.kind.name) for job in jobs] == wanted
+    for job in jobs:
+        drawn = None if job.distribution == "balanced" else (tuple(zipf_sizes(job.shape.m, job.shape.e, 3).tolist()),)
+        assert job.samples == drawn
+    assert len({json.dumps(job.to_dict()) for job in jobs}) == 16
+
+
+def test_what_is_given_twice_counts_once() -> None:
+    shape = MoEShape(30, 8, 10, 4, "a")
+    request = SweepRequest(shapes=[shape], exact_shapes=[shape], classes=["fwd_wi"], dtypes=["float32", "float32"])
+    assert len(plan_jobs(request, "cuda")) == 1
+
+
+def test_types_and_scale_follow_the_device() -> None:
+    whole = presets_of("mixtral-8x7b")[0].shape
+    exact = MoEShape(4096, 4096, 4096, 8, "exact")
+    request = SweepRequest(shapes=[whole], exact_shapes=[exact], classes=["fwd_wi"])
+    gpu, cpu = plan_jobs(request, "rocm"), plan_jobs(request, "cpu")
+    assert [(job.dtype, job.shape) for job in gpu] == [("bfloat16", whole), ("bfloat16", exact)]
+    assert [job.dtype for job in cpu] == ["float32"] * 2
+    assert cpu[0].shape.scale > 1
+    assert cpu[1].shape == exact
+    request.scale = 4
+    for kind in ("rocm", "cpu"):
+        assert [job.shape for job in plan_jobs(request, kind)] == [whole.scaled(4), exact.scaled(4)]
+
+
+def test_vectors_of_a_file_are_samples_of_one_job(tmp_path) -> None:
+    path = tmp_path / "sizes.json"
+    path.write_text(json.dumps([[8, 0, 12, 8], [4, 4, 4, 4]]))
+    shape = MoEShape(28, 8, 10, 4, "a")
+    (job,) = plan_jobs(SweepRequest(exact_shapes=[shape], classes=["dgrad_wi"], distributions=[str(path)]), "cpu")
+    assert job.distribution == "sizes.json"
+    assert job.samples == ((8, 0, 12, 8), (4, 4, 4, 4))
+    (job,) = plan_jobs(SweepRequest(exact_shapes=[shape], classes=["dgrad_wi"], distributions=[str(path)], scale=4), "cpu")
+    assert job.samples == ((2, 0, 3, 2), (1, 1, 1, 1))
+    path.write_text("[1, 2, 3]")
+    with pytest.raises(DistributionError, match=r"has 3 sizes.*E = 4"):
+        plan_jobs(SweepRequest(exact_shapes=[shape], distributions=[str(path)]), "cpu")
+
+
+def test_a_request_survives_json() -> None:
+    request = SweepRequest(
+        [MoEShape(9, 8, 7, 6, "x")], [], ["fwd_wi"], ["float16"], ["zipf"], ["cpu"], ["triton"], ["a", "b"], 3, 4, 5, 6.5, 2, 7
+    )
+    again = SweepRequest.from_dict(json.loads(json.dumps(request.to_dict())))
+    assert again == request
+    assert again.shapes[0].label == "x"
+    with pytest.raises(ValueError, match="none that a sweep wrote"):
+        SweepRequest.from_dict({"shapes": []})
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------------------
+
+
+def test_lists_with_commas_and_repeated_options(double, tmp_path) -> None:
+    log, out = tmp_path / "log", tmp_path / "s.json"
+    double(log=str(log))
+    done = sweep(
+        *SHAPE, "--shape", "21,6,5,3", "--class", "fwd_wi,dgrad_wo", "--class", "wgrad_wi", "--dtype", "fp16,float32", "--dtype", "fp32",
+        "--distribution", "balanced,dirichlet", "--devices", "cpu", "--json", str(out), "--seed", "5",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    records = read_sweep(out).records
+    wanted = itertools.product([30, 21], ["float16", "float32"], ["balanced", "dirichlet"], ["fwd_wi", "dgrad_wo", "wgrad_wi"])
+    assert [(r.job["m"], r.job["dtype"], r.job["distribution"], r.job["class"]) for r in records] == list(wanted)
+    sizes = {(call["n"], json.dumps(call["sizes"])) for call in calls(log)}
+    assert (10, "null") in sizes
+    assert (5, json.dumps([dirichlet_sizes(21, 3, 5).tolist()])) in sizes
+
+
+def test_what_tuning_is_asked_for(double, tmp_path) -> None:
+    log = tmp_path / "log"
+    double(log=str(log))
+    sweep(*SHAPE, "--class", "fwd_wi", "--devices", "cpu")
+    done = sweep(
+        *SHAPE, "--class", "fwd_wi", "--devices", "cpu", "--backend", "reference,triton", "--algorithms", "a,b", "--algorithms", "c",
+        "--max-algorithms", "3", "--max-workspace", "2KiB", "--repetitions", "9", "--time-limit", "1.5", "--seed", "4",
+    )  # fmt: skip
+    sweep(*SHAPE, "--class", "fwd_wi", "--devices", "cpu", "--algorithms", "all")
+    plain, full, every = calls(log)
+    assert plain == {"n": 10, "device": "cpu", "sizes": None, "algorithms": "heuristic", "seed": 0}
+    settings = {"max_algorithms": 3, "max_workspace_size": 2048, "repetitions": 9, "time_limit": 1.5, "seed": 4}
+    assert full == {"n": 10, "device": "cpu", "sizes": None, "backends": ["reference"], "algorithms": ["a", "b", "c"], **settings}
+    assert every["algorithms"] == "all"
+    assert "backend 'triton' refuses: " in words(done.output)
+
+
+def test_what_is_written(double, tmp_path) -> None:
+    double(verdicts={"tile_256": "behind"})
+    outputs = [tmp_path / name for name in ("s.json", "s.csv", "s.png", "s.svg")]
+    names = [part for pair in zip(("--json", "--csv", "--plot", "--plot"), map(str, outputs), strict=True) for part in pair]
+    done = sweep(*SHAPE, "--shape", "21,6,5,3", "--class", "fwd_wi", "--devices", "cpu", *names)
+    assert done.exit_code == 0, done.output
+    assert all(f"wrote {path}" in done.output for path in outputs)
+    for word in ("M=30 K=8 N=10 E=4, float32, balanced on cpu: A cpu", "tile_64", "tile_128", "2 ok, 1 behind"):
+        assert word in done.output
+    data = json.loads(outputs[0].read_text())
+    assert data["request"]["exact_shapes"] == [[30, 8, 10, 4, "30,8,10,4"], [21, 6, 5, 3, "21,6,5,3"]]
+    assert data["sessions"][0]["devices"]["cpu"]["versions"] == {"hipgroupgemm": "0.1.0", "double": "1"}
+    assert [job["best"]["name"] for job in data["jobs"]] == ["tile_64", "tile_128"]
+    assert all(len(job["report"]["rows"]) == 3 for job in data["jobs"])
+    with outputs[1].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["n"], row["name"], row["verdict"], row["winner"]) for row in rows] == [
+        ("10", "tile_64", "ok", "True"),
+        ("10", "tile_128", "ok", "False"),
+        ("10", "tile_256", "behind", "False"),
+        ("5", "tile_64", "ok", "False"),
+        ("5", "tile_128", "ok", "True"),
+        ("5", "tile_256", "behind", "False"),
+    ]
+    assert rows[0]["versions"] == "hipgroupgemm 0.1.0; double 1"
+    assert float(rows[0]["median_ms"]) == data["jobs"][0]["best"]["median_ms"]
+    assert outputs[2].read_bytes()[:4] == b"\x89PNG"
+    assert "<svg" in outputs[3].read_text()
+
+
+def test_standard_output_is_the_files_alone() -> None:
+    command = [sys.executable, "-m", "sweep_double", "sweep", "--no-store", *SHAPE, "--class", "fwd_wi", "--devices", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([*command, "--json", "-"], capture_output=True, text=True, env=environment, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert [job["status"] for job in json.loads(done.stdout)["jobs"]] == ["ok"]
+    assert "tile_64" in done.stderr
+    assert "[1/1] cpu 30,8,10,4 fwd_wi float32 balanced: double tile_64" in done.stderr
+    done = subprocess.run([*command, "--csv", "-"], capture_output=True, text=True, env=environment, check=False, timeout=60)
+    assert len(list(csv.DictReader(done.stdout.splitlines()))) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "Which problems?"),
+        (["--shape", "1,2,3"], "wanted four integers"),
+        ([*SHAPE, "--class", "fwd_wi,bwd"], "'bwd' is not one of 'fwd_wi'"),
+        ([*SHAPE, "--class", "fwd_wi,"], "nothing between two commas"),
+        ([*SHAPE, "--dtype", "int8"], "no such element type"),
+        ([*SHAPE, "--backend", "cutlass"], "no such backend; there are hipblaslt, triton, reference"),
+        ([*SHAPE, "--distribution", "normal"], "wanted balanced, zipf, dirichlet or a file"),
+        ([*SHAPE, "--algorithms", "all,tile_64"], "heuristic and all stand alone"),
+        ([*SHAPE, "--time-limit", "0"], "0"),
+        ([*SHAPE, "--max-workspace", "much"], "wanted a number of bytes"),
+        ([*SHAPE, "--devices", "tpu"], 'must be "cpu", "cuda"'),
+        ([*SHAPE, "--devices", "cpu", "--json", "nowhere/s.json"], "there is no directory"),
+        ([*SHAPE, "--devices", "cpu", "--csv", "-", "--json", "-"], "given for two outputs"),
+        ([*SHAPE, "--devices", "cpu", "--plot", "s.txt"], "ends in .png"),
+    ],
+)
+def test_usage_errors(arguments, text) -> None:
+    done = sweep(*arguments)
+    assert done.exit_code == 2, done.output
+    assert text in words(done.output)
+
+
+def test_a_gpu_that_is_not_there_is_a_usage_error(fake_runtime) -> None:
+    class Unavailable(RuntimeError):
+        pass
+
+    class Runtime:
+        def current_device(self) -> int:
+            return 1
+
+        def check_device(self, index: int) -> None:
+            if index > 1:
+                raise ValueError(f"device: got {index}; there are 2")
+
+    def get_runtime(kind: str) -> Runtime:
+        if kind == "rocm":
+            raise Unavailable("no usable rocm runtime: nothing")
+        return Runtime()
+
+    fake_runtime.KINDS, fake_runtime.RuntimeUnavailable, fake_runtime.get_runtime = ("rocm", "cuda"), Unavailable, get_runtime
+    done = sweep(*SHAPE, "--devices", "0,7")
+    assert done.exit_code == 2
+    assert "there are 2" in done.output
+    done = sweep(*SHAPE, "--class", "fwd_wi", "--devices", "auto,1,0")  # auto is the current one, and 1 the same again
+    assert done.exit_code == 0, done.output
+    fake_runtime.KINDS = ("rocm",)
+    done = sweep(*SHAPE, "--devices", "0")
+    assert done.exit_code == 2
+    assert "there is no GPU here: no usable rocm runtime" in words(done.output)
+    assert "cpu: A cpu" in sweep(*SHAPE, "--class", "fwd_wi").output  # auto
+
+
+# ---- devices ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_equal_devices_share_and_other_kinds_run_everything(double, tmp_path) -> None:
+    log, out = tmp_path / "log", tmp_path / "s.json"
+    double(log=str(log), seconds=0.2)
+    done = sweep(*SHAPE, "--dtype", "float32", "--devices", "cuda:0,cuda:1,cpu", "--json", str(out))
+    assert done.exit_code == 0, done.output
+    by_device = {device: [call for call in calls(log) if call["device"] == device] for device in ("cuda:0", "cuda:1", "cpu")}
+    assert len(by_device["cpu"]) == 6
+    assert len(by_device["cuda:0"]) + len(by_device["cuda:1"]) == 6
+    assert by_device["cuda:0"]
+    assert by_device["cuda:1"]
+    kinds = {(record.identity["kind"], record.job["class"]) for record in read_sweep(out).records}
+    assert kinds == set(itertools.product(("cuda", "cpu"), CLASSES))
+    assert "on cuda: A cuda" in done.output
+    assert "on cpu: A cpu" in done.output
+
+
+def test_failures_are_rows_and_the_sweep_goes_on(double, tmp_path) -> None:
+    out, table = tmp_path / "s.json", tmp_path / "s.csv"
+    double(refuse=[11], memory=[12], **{"raise": [13]}, die=[14])
+    shapes = [part for n in (11, 12, 13, 14, 15) for part in ("--shape", f"30,8,{n},4")]
+    done = sweep(*shapes, "--class", "fwd_wi", "--devices", "cpu", "--json", str(out), "--csv", str(table))
+    assert done.exit_code == 1, done.output
+    records = read_sweep(out).records
+    assert [(record.job["n"], record.status) for record in records] == [
+        (11, "refused"),
+        (12, "out of memory"),
+        (13, "failed"),
+        (14, "failed"),
+        (15, "ok"),
+    ]
+    reasons = ["no backend takes this", "too large", "the driver has failed", "the worker process of cpu was ended by SIGKILL", ""]
+    assert [record.reason for record in records] == reasons
+    assert all(f"M=30 K=8 N={n} E=4" in done.output for n in range(11, 16))
+    assert "the worker process of cpu was ended by SIGKILL" in done.output
+    with table.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["status"] != "ok"]
+    assert [row["reason"] for row in rows] == reasons[:4]
+
+
+def test_refused_and_too_large_is_no_failure(double) -> None:
+    double(refuse=[11], memory=[12])
+    assert sweep("--shape", "30,8,11,4", "--shape", "30,8,12,4", "--class", "fwd_wi", "--devices", "cpu").exit_code == 0
+
+
+def test_a_lost_device_leaves_its_jobs_to_the_others(double, tmp_path) -> None:
+    out = tmp_path / "s.json"
+    double(lose=[11], lost=str(tmp_path / "lost"))
+    shapes = [part for n in (11, 12, 13) for part in ("--shape", f"30,8,{n},4")]
+    done = sweep(*shapes, "--class", "fwd_wi", "--devices", "cpu", "--json", str(out))
+    assert done.exit_code == 1
+    records = read_sweep(out).records
+    assert [(record.job["n"], record.status, record.reason) for record in records] == [
+        (11, "failed", "the device fell off the bus"),
+        (12, "failed", "cpu is gone: cpu does not answer"),
+        (13, "failed", "cpu is gone: cpu does not answer"),
+    ]
+    assert "cpu is gone (cpu does not answer); the sweep went on without it" in words(done.output)
+    done = sweep("--resume", str(out))  # it is not back
+    assert done.exit_code == 1
+    assert "cpu: cpu does not answer" in words(done.output)
+    (tmp_path / "lost").unlink()
+    double()
+    done = sweep("--resume", str(out))
+    assert done.exit_code == 0
+    assert [record.status for record in read_sweep(out).records] == ["ok"] * 3
+
+
+@pytest.mark.parametrize("verdict", ["wrong", "nondeterministic", "crashed", "hung", "failed"])
+def test_a_candidate_that_is_not_right_makes_the_status_1(double, verdict) -> None:
+    double(verdicts={"tile_64": verdict})
+    done = sweep(*SHAPE, "--class", "fwd_wi", "--devices", "cpu")
+    assert done.exit_code == 1
+    assert f"double 0 tile_64: {verdict}: it is {verdict}" in done.output
+    assert f"1 {verdict}, 2 ok" in done.output
+    assert "1 candidates are not right and 0 jobs failed" in done.output
+
+
+def test_no_winner_at_all(double, tmp_path) -> None:
+    double(verdicts=dict.fromkeys(sweep_double.NAMES, "untimed"))
+    out, plot = tmp_path / "s.json", tmp_path / "s.png"
+    done = sweep(*SHAPE, "--class", "fwd_wi", "--devices", "cpu", "--json", str(out), "--plot", str(plot))
+    assert done.exit_code == 0
+    assert "no winner" in done.output
+    assert f"{plot} was not written: no job has a winner" in done.output
+    assert read_sweep(out).records[0].best is None
+
+
+def test_a_named_backend_that_ran_nothing_makes_the_status_1() -> None:
+    assert sweep(*SHAPE, "--class", "fwd_wi", "--devices", "cpu", "--backend", "reference").exit_code == 1
+
+
+def test_the_winners_median_is_the_stand_ins(double, tmp_path) -> None:
+    out = tmp_path / "s.json"
+    sweep(*SHAPE, "--devices", "cpu", "--json", str(out))
+    for record in read_sweep(out).records:
+        job, report = record.job, record.report
+        np.testing.assert_allclose(record.best["median_ms"], min(row["median_ms"] for row in report["rows"]))
+        assert {report["config"]["m"], report["config"]["k"], report["config"]["n"]} <= {job["m"], job["k"], job["n"], 32, 30}
