@@ -72,8 +72,8 @@ class Candidate:
         return "_".join(parts)
 
     def shared_bytes(self, operand_bytes: int, out_bytes: int) -> int:
-        """Shared memory of the hopper kernels."""
-        ring = self.stages * ((self.bm + self.bn) * self.bk * operand_bytes + 16)
+        """Shared memory of the hopper kernels, without the tables of those that scan."""
+        ring = self.stages * ((self.bm + self.bn) * self.bk * operand_bytes + 48)  # barriers and notes, too
         if self.subtiles == 0:  # on the way to whole rows a tile passes through shared memory
             return ring + self.bm * (self.bn + 8) * out_bytes + 2048
         return ring + self.bm * self.bn * self.buffers // self.subtiles * out_bytes + 256

@@ -8,7 +8,7 @@ from hipgroupgemm.backends.triton.candidates import Candidate, Machine
 from hipgroupgemm.backends.triton.compiler import KernelSpec, element_of
 from hipgroupgemm.config import FLOAT_BYTES, Epilogue, GroupedGemmConfig, RaggedDotMode
 
-__all__ = ["parts_spec", "room_for_groups", "spec_of"]
+__all__ = ["parts_spec", "room_for_groups", "spec_of", "table_bytes"]
 
 _MOST_GROUPS = 1024  # that a block scans by itself
 
@@ -28,9 +28,13 @@ def room_for_groups(candidate: Candidate, config: GroupedGemmConfig, machine: Ma
     if not 0 < c.group_total <= _MOST_GROUPS:
         return 0
     room = max(128, 1 << (c.group_total - 1).bit_length())
-    tables = 8 * room + 512  # and what the scan itself wants
-    fits = k.blocks * (k.shared_bytes(FLOAT_BYTES[c.type_a], FLOAT_BYTES[c.type_d]) + tables + 1024) <= machine.shared_memory + 1024
-    return room if fits else 0
+    needed = k.shared_bytes(FLOAT_BYTES[c.type_a], FLOAT_BYTES[c.type_d]) + table_bytes(room)
+    return room if k.blocks * (needed + 1024) <= machine.shared_memory + 1024 else 0
+
+
+def table_bytes(groups: int) -> int:
+    """Shared memory of the tables of so many groups, and of the scan that makes them."""
+    return 8 * groups + 512 if groups else 0
 
 
 def _hopper_spec(k: Candidate, c: GroupedGemmConfig, machine: Machine, groups: int) -> KernelSpec:
