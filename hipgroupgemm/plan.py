@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hipgroupgemm import arrays
 from hipgroupgemm.backends import get_backend, passed_over, select_backend
-from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits
+from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits, find_algorithm
 from hipgroupgemm.backends.ranges import with_ranges
-from hipgroupgemm.bindings import bind_config, with_scalars
+from hipgroupgemm.bindings import with_scalars
 from hipgroupgemm.calls import Operands, gather
-from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.dimension_numbers import RaggedDotAxes, RaggedDotDimensionNumbers, resolve
+from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.dimension_numbers import RaggedDotAxes
 from hipgroupgemm.dtypes import DTYPES
-from hipgroupgemm.operands import DoesNotCollapse, Precision, config_from_views
+from hipgroupgemm.plan_operands import match_operands
 from hipgroupgemm.repeats import Repeat, Repeats, key_of
 from hipgroupgemm.runtime.streams import normalize_stream
-from hipgroupgemm.views import CPU, ArrayView, Device, packed_strides
+from hipgroupgemm.views import CPU, Device
 
 if TYPE_CHECKING:
+    from hipgroupgemm.tuning.engine import TuningProgress
+    from hipgroupgemm.tuning.report import TuningReport
     from hipgroupgemm.tuning.store import StoredRecord
 
 __all__ = ["GroupedMatmulPlan", "MatmulAlgorithm"]
@@ -66,6 +66,7 @@ class GroupedMatmulPlan:
         if stored is not None and stored.backend == self._backend.name:
             self._algorithm = stored.algorithm
         self._executables: dict[int, Executable] = {}
+        self._retired: list[Executable] = []  # dropped, but held by graphs
         self._bindings: dict[Any, tuple[RaggedDotAxes, GroupedGemmConfig]] = {}
         self._repeats = Repeats()
         self._lock = threading.RLock()
@@ -113,13 +114,13 @@ class GroupedMatmulPlan:
             raise ValueError(f"algorithm: {name!r} belongs to backend {backend!r}, this plan runs on {self.backend!r}")
         with self._lock:
             self._require_open()
+            candidate = find_algorithm(self._backend, self.key, self.device, name, number)
+            if candidate is not None:
+                if candidate != self._algorithm:
+                    self._drop_executables()
+                    self._algorithm = candidate
+                return
             known = self._backend.algorithms(self.key, self.device, as_limits(None, None))
-            for candidate in known:
-                if candidate.name == name and candidate.index == number:
-                    if candidate != self._algorithm:
-                        self._drop_executables()
-                        self._algorithm = candidate
-                    return
             same = [str(c.index) for c in known if c.name == name]
             hint = (
                 f"that name has index {', '.join(same)} here"
@@ -169,6 +170,74 @@ class GroupedMatmulPlan:
                     self._algorithm = candidate
                     return
             raise NotImplementedError(f"{self.backend} has no deterministic algorithm for this config on {self.device}")
+
+    def autotune(
+        self,
+        group_sizes: Any = None,
+        *,
+        backends: Sequence[str] | str | None = None,
+        algorithms: str | Sequence[str] = "all",
+        max_algorithms: int | None = None,
+        max_workspace_size: int | None = None,
+        deterministic: bool = False,
+        warmup: int = 2,
+        repetitions: int | None = None,
+        time_limit: float | None = None,
+        seed: int = 0,
+        progress: Callable[[TuningProgress], object] | None = None,
+        isolate: bool | None = None,
+        store: bool = True,
+    ) -> TuningReport:
+        """Checks and times the candidates for this plan, takes the best, and stores it for later plans and for `ragged_dot`.
+
+        Every candidate is checked on the sizes that are tuned for and on hostile ones, in a child process that it may take down; a wrong,
+        crashing or hanging one is in the report with its reason and never taken. See `tuning.tune` for all that is not said here.
+
+        Args:
+            group_sizes: integers to tune for, `(group_total,)`: one sample or several of real routing, host or device; None for balanced
+                sizes at the config's own ragged extent.
+            backends: names; None for the plan's own where it was named, else all that can run this, and the plan may change its backend.
+            algorithms, max_algorithms, max_workspace_size, deterministic: which of their algorithms are candidates.
+            warmup, repetitions, time_limit: how often each is called, and seconds in all.
+            seed: of the operands and the order. progress: called with a `TuningProgress`. isolate: whether in a child process.
+            store: whether the tuning store gets the result; HIPGROUPGEMM_TUNING_STORE=off turns that off for all plans.
+
+        Returns:
+            The report; its `best` is what the plan runs from now on.
+
+        Raises:
+            RuntimeError: no candidate is right, so the plan stays as it is; the text names the reasons, the error's `report` has them all.
+            TypeError, ValueError, NotImplementedError: as `tuning.tune`.
+        """
+        from hipgroupgemm.tuning.adopt import tune_plan
+
+        with self._lock:
+            self._require_open()
+        return tune_plan(
+            self,
+            group_sizes,
+            store=store,
+            backends=self._named if backends is None else backends,
+            algorithms=algorithms,
+            max_algorithms=max_algorithms,
+            max_workspace_size=max_workspace_size,
+            deterministic=deterministic,
+            warmup=warmup,
+            repetitions=repetitions,
+            time_limit=time_limit,
+            seed=seed,
+            progress=progress,
+            isolate=isolate,
+        )
+
+    def _take(self, algorithm: MatmulAlgorithm) -> None:
+        """Runs an algorithm of any backend from now on."""
+        with self._lock:
+            self._require_open()
+            if algorithm != self._algorithm or algorithm.backend != self.backend:
+                self._drop_executables()
+                self._repeats.clear()
+            self._backend, self._algorithm, self._stored = get_backend(algorithm.backend), algorithm, None
 
     @property
     def workspace_size(self) -> int:
@@ -310,7 +379,7 @@ class GroupedMatmulPlan:
                 f"{c.type_a} x {c.type_b} -> {c.type_d}",
                 f"device {self.device}, backend {self.backend}, algorithm {algorithm.index} {algorithm.name}, "
                 f"workspace {algorithm.workspace_size} bytes, {'' if algorithm.deterministic else 'not '}deterministic",
-                *([f"from the tuning store: {self._stored.describe()}"] if self._stored and self._stored.algorithm == algorithm else []),
+                *self._origin(algorithm),
                 f"serves ragged extents up to {c.capacity}",
                 f"strides in elements: lhs (batch, m, k) {c.lhs_strides}, rhs (group, batch, k, n) {c.rhs_strides}, "
                 f"out (group, batch, m, n) {c.output_strides}; "
@@ -320,6 +389,14 @@ class GroupedMatmulPlan:
             lines += [f"passed over: {reason}" for reason in passed_over(self.key, self.device, self.backend)]
             return "\n".join(lines)
 
+    def _origin(self, algorithm: MatmulAlgorithm) -> list[str]:
+        """What `explain` says of where the algorithm comes from."""
+        if self._stored is not None and self._stored.algorithm == algorithm:
+            return [f"from the tuning store: {self._stored.describe()}"]
+        if algorithm.time is not None:
+            return [f"tuned in this process: {algorithm.verdict}, median {algorithm.time:.3g} ms"]
+        return []
+
     # ---- life --------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -327,6 +404,9 @@ class GroupedMatmulPlan:
         with self._lock:
             if not self._closed:
                 self._drop_executables()
+                for executable in self._retired:
+                    executable.close()
+                self._retired.clear()
                 self._closed = True
 
     def __enter__(self) -> GroupedMatmulPlan:
@@ -357,8 +437,12 @@ class GroupedMatmulPlan:
         return found
 
     def _drop_executables(self) -> None:
+        """Closes what is prepared, but for what graphs hold: they may be launched until the plan is closed."""
         for executable in self._executables.values():
-            executable.close()
+            if executable.in_graph():
+                self._retired.append(executable)
+            else:
+                executable.close()
         self._executables.clear()
 
     # ---- operands to config ------------------------------------------------------------------------------------------------
@@ -373,7 +457,7 @@ class GroupedMatmulPlan:
         )
         found = self._bindings.get(memo)
         if found is None:
-            axes, config = self._match(o)
+            axes, config = match_operands(self.key, o)
             if len(self._bindings) >= _MEMO:
                 self._bindings.clear()
             self._bindings[memo] = found = (axes, config)
@@ -381,97 +465,6 @@ class GroupedMatmulPlan:
         o.validate_host_values(axes)
         o.take_output(axes.out_shape, DTYPES[self.key.type_d])
         return with_scalars(config, o.alpha, o.beta)
-
-    def _match(self, operands: Operands) -> tuple[RaggedDotAxes, GroupedGemmConfig]:
-        """Reads the operands' axes in the config's order, then in the other orders, until lhs and rhs are the config's."""
-        key, dtype = self.key, DTYPES[self.key.type_d]
-        precision = Precision(key.compute_precision, key.precision_algorithm)
-        reasons: list[tuple[int, Exception]] = []
-        for numbers in self._readings(operands.lhs, operands.rhs):
-            try:
-                axes = resolve(
-                    numbers,
-                    operands.lhs.shape,
-                    operands.rhs.shape,
-                    operands.sizes.shape,
-                    has_group_offset=operands.group_offset is not None,
-                    group_count=key.group_count if key.ragged_mode is RaggedDotMode.CONTRACTING else None,
-                    sizes_name=operands.sizes_name,
-                )
-                if axes.ragged_extent > key.ragged_extent:
-                    error = TypeError(
-                        f"lhs: has {axes.ragged_extent} ragged rows, this plan serves up to {key.ragged_extent}; "
-                        "make its config for the most that come"
-                    )
-                    reasons.append((1, error))
-                    continue
-                packed = packed_strides(axes.out_shape, dtype.itemsize)
-                stand_in = ArrayView(0, axes.out_shape, packed, dtype, operands.device, "")
-                inputs = config_from_views(axes, operands.lhs, operands.rhs, stand_in, operands.sizes, precision=precision, like=key)
-                differences = _differences(inputs.key(key.ragged_extent), key, of_inputs=True)
-            except (TypeError, ValueError, DoesNotCollapse) as refused:
-                reasons.append((99, refused))
-                continue
-            if differences:
-                reasons.append((len(differences), _mismatch(differences)))
-                continue
-            config = bind_config(axes, operands, operands.expected_output(axes.out_shape, dtype), precision, key)
-            differences = _differences(config.key(key.ragged_extent), key)
-            if differences:
-                reasons = [(0, _mismatch(differences))]
-                break
-            return axes, config
-        closest = min(reasons, key=lambda reason: reason[0])[1]  # the config's own order of axes among equals
-        kind = TypeError if isinstance(closest, TypeError) else ValueError
-        raise kind(f"the operands are not this plan's: {closest} (see config_for_ragged_dot)")
-
-    def _readings(self, lhs: ArrayView, rhs: ArrayView) -> Iterator[RaggedDotDimensionNumbers]:
-        """Dimension numbers under which operands of these ranks have the config's roles, the config's own order first."""
-        mode = self.key.ragged_mode
-        grouped = mode is RaggedDotMode.NON_CONTRACTING
-        batched = lhs.ndim == 3
-        lhs_roles = ("b", "m", "k") if batched else ("m", "k")
-        rhs_roles = (("g",) if grouped else ()) + (("b",) if batched else ()) + ("k", "n")
-        if lhs.ndim != len(lhs_roles) or rhs.ndim != len(rhs_roles):
-            raise TypeError(
-                f"lhs of shape {lhs.shape} and rhs of shape {rhs.shape}: wanted axes {lhs_roles} and {rhs_roles}"
-                f"{' or with a batch axis b' if not batched else ''}; reshape them"
-            )
-        ragged = {RaggedDotMode.NON_CONTRACTING: "m", RaggedDotMode.CONTRACTING: "k", RaggedDotMode.BATCH: "b"}[mode]
-        for left, right in itertools.product(itertools.permutations(lhs_roles), itertools.permutations(rhs_roles)):
-            batch = ((left.index("b"),), (right.index("b"),)) if batched else ((), ())
-            if ragged not in left:
-                raise TypeError(f"lhs of shape {lhs.shape}: wanted a batch axis, (b, m, k)")
-            yield RaggedDotDimensionNumbers(
-                (((left.index("k"),), (right.index("k"),)), batch),
-                (left.index(ragged),),
-                (right.index("g"),) if grouped else (),
-            )
-
-
-_INPUT_FIELDS = ("lhs_", "rhs_", "trans_", "type_a", "type_b", "stride_", "sizes_", "group_", "batch_")
-
-
-def _differences(got: GroupedGemmConfig, wanted: GroupedGemmConfig, *, of_inputs: bool = False) -> dict[str, str]:
-    """The fields in which two configs differ, and how in words; `of_inputs` leaves out those that speak of c, out and bias."""
-    names = [field.name for field in dataclasses.fields(got)]
-    if of_inputs:
-        names = [name for name in names if name in ("m", "n", "k") or name.startswith(_INPUT_FIELDS)]
-    return {
-        name: f"{name} is {getattr(got, name)}, the plan's is {getattr(wanted, name)}"
-        for name in names
-        if getattr(got, name) != getattr(wanted, name)
-    }
-
-
-def _mismatch(differences: dict[str, str]) -> Exception:
-    """The error of these differences: TypeError where shapes or types differ, ValueError where only layouts or settings do."""
-    if "beta" in differences:
-        return ValueError(f"{differences['beta']}, and a plan serves either beta = 0 or others; give beta= to config_for_ragged_dot too")
-    if "epilogue" in differences:
-        return ValueError(f"{differences['epilogue']}; give bias= to config_for_ragged_dot exactly where execute gets one")
-    shapes = any(name in ("m", "n", "k") or name.startswith(("type_", "batch_count", "group_")) for name in differences)
-    return (TypeError if shapes else ValueError)("; ".join(differences.values()))
 
 
 def _default_device() -> Device:

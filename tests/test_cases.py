@@ -1,7 +1,6 @@
 """Every case of cases.json that the reference backend meets: inputs of kinds that broke other grouped-GEMM libraries.
 
-Each test is named after its case and checks the float64 reference and what the case's "expect" adds on top. The two tuning cases
-are not among them: they speak of a part that the core has not.
+Each test is named after its case and checks the float64 reference and what the case's "expect" adds on top.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ from generators import UNALIGNED, Layout, Operand, case_problem, dtype_of, load_
 import hipgroupgemm as hgg
 
 CASES = load_cases()
-OF_TUNING = {"tuning-sees-valid-sizes", "tuning-rejects-wrong"}
 
 
 def test_every_case_has_a_test_of_its_name():
     tests = {name.removeprefix("test_").replace("_", "-") for name in globals() if name.startswith("test_")}
-    assert set(CASES) - OF_TUNING <= tests
+    assert set(CASES) <= tests
 
 
 def problem_of(rng, name, **changes):
@@ -164,6 +162,55 @@ def test_wrong_shapes(rng):
             hgg.ragged_dot(*arguments)
         for word in words:
             assert word in str(caught.value)
+
+
+def tuned_config(name):
+    case = CASES[name]
+    kind, groups = dtype_of(case["dtype"]), 4
+    lhs, rhs = hgg.ArraySpec((case["m"], case["k"]), kind), hgg.ArraySpec((groups, case["k"], case["n"]), kind)
+    return hgg.config_for_ragged_dot(lhs, rhs, hgg.ArraySpec((groups,), np.int32))
+
+
+@pytest.fixture
+def injected():
+    """A backend with algorithms that are fast and wrong, and one that is slow and right; it notes the sizes it is run with."""
+    from tuning_double import TuningDouble
+
+    backend = TuningDouble(["wrong", "good:5", "wrong_for:one_group"])
+    hgg.register_backend(backend, ("cpu",))
+    yield backend
+    hgg.unregister_backend("double")
+
+
+def test_tuning_sees_valid_sizes(injected):
+    seen = []
+    injected.watch = lambda sizes: seen.append(sizes.tolist())
+    with hgg.GroupedMatmulPlan(tuned_config("tuning-sees-valid-sizes"), "double", "cpu") as plan:
+        report = plan.autotune(isolate=False, repetitions=2, store=False)
+    assert report.size_samples == [[251, 251, 250, 250]]
+    assert seen[0] == seen[-1] == [251, 251, 250, 250]  # checked first and timed last
+    assert all(min(sizes) >= 0 and sum(sizes) <= 1002 for sizes in seen)
+    again = []
+    injected.watch = lambda sizes: again.append(sizes.tolist())
+    with hgg.GroupedMatmulPlan(tuned_config("tuning-sees-valid-sizes"), "double", "cpu") as plan:
+        plan.autotune(isolate=False, repetitions=2, store=False, seed=7)
+    assert {tuple(sizes) for sizes in again} == {tuple(sizes) for sizes in seen}  # nothing random in them
+
+
+def test_tuning_rejects_wrong(injected, rng):
+    name = "tuning-rejects-wrong"
+    with hgg.GroupedMatmulPlan(tuned_config(name), "double", "cpu") as plan:
+        assert plan.algorithm.name == "wrong"  # the backend's own best guess
+        report = plan.autotune(CASES[name]["group_sizes"], repetitions=2)
+        assert plan.algorithm.name == "good:5"
+        problem = problem_of(rng, name)
+        value, magnitude = problem.expected()
+        result = plan.execute(problem.lhs.array, problem.rhs.array, problem.sizes.array)
+        assert_close(result, value, magnitude, problem.length, (problem.lhs.dtype,))
+    rows = {row.algorithm.name: row for row in report.rows}
+    assert {algorithm: row.verdict for algorithm, row in rows.items()} == {"wrong": "wrong", "good:5": "ok", "wrong_for:one_group": "wrong"}
+    assert rows["wrong"].error > 0.1
+    assert "elements are wrong" in rows["wrong"].reason
 
 
 def test_beta_with_tail(rng):

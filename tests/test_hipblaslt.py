@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import ml_dtypes
@@ -262,6 +263,35 @@ def test_every_ragged_extent_of_a_plan(rng):
             value, magnitude = smaller.expected()
             out = plan.execute(smaller.lhs.array, smaller.rhs.array, smaller.sizes.array).to_numpy()
             assert np.abs(out - value).max(initial=0) <= 1e-2 * (1 + magnitude.max(initial=0))
+
+
+def test_a_stored_algorithm_is_found_again(rng):
+    """One that hipBLASLt's ranking has not, with the workspace that it has in the whole list; and by index and name together alone."""
+    from store_reports import report, row
+
+    from hipgroupgemm.backends.base import AlgorithmLimits, find_algorithm
+    from hipgroupgemm.tuning.identity import identity
+    from hipgroupgemm.tuning.store import default_store
+
+    device, backend = hgg.Device("rocm", 0), hgg.backends.get_backend("hipblaslt")
+    problem = make_problem(rng, Mode.NON_CONTRACTING, 45, 40, 32, [20, 0, 17], "float16", library=HIP)
+    config = hgg.config_for_ragged_dot(problem.lhs.array, problem.rhs.array, problem.sizes.array)
+    every = backend.algorithms(config.key(), device, AlgorithmLimits())
+    for algorithm in (every[0], every[-1]):
+        assert find_algorithm(backend, config.key(), device, algorithm.name, algorithm.index) == algorithm
+    assert find_algorithm(backend, config.key(), device, every[0].name, every[-1].index) is None
+    assert find_algorithm(backend, config.key(), device, every[-1].name, 1 << 30) is None
+    assert find_algorithm(backend, config.key(), device, "nobody", -1) is None
+    about = identity(device)
+    assert about["versions"]["hipblaslt"][0].isdigit() and about["backends"]["hipblaslt"] == ["hipgroupgemm", "hipblaslt"]
+    assert about["target"].startswith("gfx") and about["compute_units"] > 0
+    best = dataclasses.replace(row("hipblaslt", 0, 0.5), algorithm=every[-1])
+    assert default_store().add(dataclasses.replace(report(config, [best]), identity=about)) == 1
+    with hgg.GroupedMatmulPlan(config, device=DEVICE) as plan:
+        assert plan.algorithm == every[-1] and "from the tuning store" in plan.explain()
+    problem.check()
+    problem.check(use_store=False)
+    hgg.clear_plan_cache()
 
 
 @pytest.mark.parametrize("dtype", SIXTEEN)

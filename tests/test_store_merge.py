@@ -11,6 +11,8 @@ from store_reports import config_of, report, row
 
 from hipgroupgemm.backends import registry_version
 from hipgroupgemm.tuning.identity import device_kind
+from hipgroupgemm.tuning.records import results_of
+from hipgroupgemm.tuning.report import best_row
 from hipgroupgemm.tuning.store import TuningStore
 from hipgroupgemm.views import CPU
 
@@ -76,12 +78,42 @@ def test_an_algorithm_that_was_found_wrong_is_struck_whatever_it_was_tuned_on(st
     assert len(json.loads(store.path(device_kind(CPU)).read_text())["configs"]) == 1
 
 
+def test_what_was_found_wrong_with_these_versions_says_nothing_of_others(store):
+    store.add(report(config_of(), [row("reference", 0, 1.0)], versions={"numpy": "1.0"}))
+    store.add(report(config_of(), [row("reference", 0, 1.0)]))
+    store.add(report(config_of(), [row("reference", 0, None, "wrong")]))
+    assert [record.versions["numpy"] for record in store.records()] == ["1.0"]
+
+
 def test_a_report_without_a_right_algorithm_stores_nothing(store, double):
     assert store.add(report(config_of(), [row("double", 0, None, "failed"), row("double", 1, None, "untimed")])) == 0
     assert store.add(report(config_of(), [])) == 0
     assert not store.directory.exists()
     with pytest.raises(ValueError, match=r"identity: is none that identity\(\) gave"):
         store.add(dataclasses.replace(report(config_of(), [row("reference", 0, 1.0)]), identity={"kind": "cpu"}))
+
+
+def test_the_rows_that_are_kept_decide_as_the_whole_report_does(rng):
+    """Also where dozens tie; ties go by the fastest of all, which must be kept too."""
+    few = 0
+    for _ in range(200):
+        medians = 1 + 0.03 * rng.random(40)
+        rows = [dataclasses.replace(row("a" if i % 2 else "b", i, float(medians[i])), samples=0) for i in range(40)]
+        deterministic = [bool(rng.integers(2)) for _ in rows]
+        rows = [
+            dataclasses.replace(one, algorithm=dataclasses.replace(one.algorithm, workspace_size=int(rng.integers(9)), deterministic=flag))
+            for one, flag in zip(rows, deterministic, strict=True)
+        ]
+        told = report(config_of(), rows)
+        kept = [one for record in results_of(told) for one in record.rows]
+        assert best_row(kept) == told.best
+        for backend in "ab":
+            own = [one for one in rows if one.algorithm.backend == backend]
+            assert best_row(one for one in kept if one.algorithm.backend == backend) == best_row(own)
+            own = [one for one in own if one.algorithm.deterministic]
+            assert best_row(one for one in kept if one.algorithm.backend == backend and one.algorithm.deterministic) == best_row(own)
+        few += len(kept) <= 24
+    assert few == 200
 
 
 # ---- export, merge, remove -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,15 +23,28 @@ from hipgroupgemm.backends.reference import numpy_view, run_config
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.dtypes import DTYPES
 from hipgroupgemm.groups import GroupFault, scan
+from hipgroupgemm.tuning.host_bench import HostBench
 
 
 class _Executable(Executable):
     """One algorithm by its name; `state` is what the backend remembers of it in this process."""
 
-    def __init__(self, config: GroupedGemmConfig, name: str, marks: str, state: dict[str, int]) -> None:
-        self.config, self.name, self.marks, self.state = config, name, marks, state
+    def __init__(self, backend: TuningDouble, config: GroupedGemmConfig, name: str) -> None:
+        self.backend, self.config, self.name, self.marks = backend, config, name, backend.marks
+        self.state = backend.states.setdefault(name, {})
+        self.closed = False
+
+    def in_graph(self) -> bool:
+        return self.name in self.backend.captured
+
+    def close(self) -> None:
+        assert not self.closed, "closed twice"
+        self.closed = True
 
     def execute(self, arguments: Arguments) -> None:
+        assert not self.closed, "executed after it was closed"
+        if self.backend.watch is not None:
+            self.backend.watch(self.sizes(arguments))
         self.state["runs"] = self.state.get("runs", 0) + 1
         _mark(self.marks, f"{os.getpid()} {self.name}")
         action, _, parameter = self.name.partition(":")
@@ -177,6 +191,14 @@ class _Executable(Executable):
     def run_raises(self, arguments: Arguments, _: str) -> None:
         raise RuntimeError("no kernel image is available for this device")
 
+    def run_breaks_the_device(self, arguments: Arguments, _: str) -> None:
+        """Leaves a device on which every call fails from now on in this process, as an illegal access does."""
+
+        def synchronize(bench: HostBench) -> None:
+            raise RuntimeError("an illegal memory access was encountered")
+
+        HostBench.synchronize = synchronize  # type: ignore[method-assign]
+
     def run_prints(self, arguments: Arguments, _: str) -> None:
         """Right, and noisy on both streams: none of it may get among the replies."""
         print("a" * 3000, flush=True)
@@ -209,6 +231,7 @@ class TuningDouble:
     Args:
         names: of the algorithms, the best guess first.
         name: the backend's. workspaces: bytes by name. nondeterministic: names of those that do not claim equal bits.
+        captured: names of those that a graph holds. watch: called with the sizes of each run in this process.
         marks: a folder, where each run leaves a line "<pid> <name>" in a file; "" for nowhere.
         broken: names whose preparation raises.
     """
@@ -228,6 +251,9 @@ class TuningDouble:
             MatmulAlgorithm(name, index, n, (workspaces or {}).get(n, 0), n not in nondeterministic) for index, n in enumerate(names)
         ]
         self.states: dict[str, dict[str, int]] = {}
+        self.executables: list[_Executable] = []
+        self.captured: set[str] = set()
+        self.watch: Callable[[np.ndarray[Any, Any]], object] | None = None
 
     def can_handle(self, config: GroupedGemmConfig, device: Device) -> str | None:
         return None if device.kind == "cpu" else "it is a double on the CPU"
@@ -238,7 +264,13 @@ class TuningDouble:
     def prepare(self, config: GroupedGemmConfig, device: Device, algorithm: MatmulAlgorithm, stream: int) -> Executable:
         if algorithm.name in self.broken:
             raise ValueError(f"{algorithm.name} cannot be prepared")
-        return _Executable(config, algorithm.name, self.marks, self.states.setdefault(algorithm.name, {}))
+        made = _Executable(self, config, algorithm.name)
+        self.executables.append(made)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker gets: the settings, without what is in use here."""
+        return {**self.__dict__, "executables": [], "states": {}, "watch": None}
 
 
 class Unpicklable(TuningDouble):

@@ -103,6 +103,10 @@ class Executable(abc.ABC):
         """Waits for the stream, returns the first fault since the last check, and clears it. Host sizes never leave one."""
         return None
 
+    def in_graph(self) -> bool:
+        """Whether a graph was captured that uses what this holds; it then has to be kept until the plan is closed."""
+        return False
+
     def close(self) -> None:  # noqa: B027 - most have nothing to free
         """Frees what it holds, in the stream's order."""
 

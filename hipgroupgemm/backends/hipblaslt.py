@@ -394,6 +394,9 @@ class _HipblasltExecutable(Executable):
             f"{order}; {t.records} records of {RECORD_BYTES} bytes written on the device"
         )
 
+    def in_graph(self) -> bool:
+        return bool(self._captured)
+
     def close(self) -> None:
         for slot in (self._slot, *self._spare, *self._captured):
             if slot.gemm is not None:

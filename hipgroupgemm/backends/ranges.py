@@ -43,5 +43,8 @@ class _Ranged(Executable):
     def check(self) -> GroupFault | None:
         return self._executable.check()
 
+    def in_graph(self) -> bool:
+        return self._executable.in_graph()
+
     def close(self) -> None:
         self._executable.close()

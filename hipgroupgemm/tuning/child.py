@@ -26,6 +26,7 @@ _POLL_SECONDS = 0.25
 _TAIL = 1 << 14
 _WATCH = ("HIP", "CUDA", "ROCR", "HSA", "AMD", "TRITON", "LD_", "NVIDIA", "GPU_", "OMP_", "OPENBLAS_", "MKL_")
 """Beginnings of environment variables that a worker started under others must not be used with."""
+_STORE = "HIPGROUPGEMM_TUNING_STORE"  # workers have nothing to do with it
 
 
 class ChildDied(Exception):
@@ -62,7 +63,7 @@ class _Tail(threading.Thread):
 
     def text(self, lines: int = 12) -> str:
         """The last lines of a process that has ended, without what tells of this package's own frames; they have a moment to come."""
-        self.join(0.5)
+        self.join(3.0)
         found = self._kept.decode("utf-8", "replace").strip().splitlines()
         return "\n".join([line for line in found if line.strip() and not _OWN.search(line)][-lines:])
 
@@ -132,8 +133,7 @@ class Child:
                 error.step = step
                 raise
             if reply is None:
-                self.kill()
-                raise ChildHung(step, limits[step], self._tail.text())
+                raise ChildHung(step, limits[step], self.kill())
             if reply[0] != "at":
                 return reply
             step = reply[1]
@@ -173,22 +173,20 @@ class Child:
 
     def _died(self) -> ChildDied:
         try:
-            code = self._process.wait(2)
+            how = _how(self._process.wait(2))
         except subprocess.TimeoutExpired:
-            self.kill()
-            return ChildDied("the worker process closed its pipes without ending", self._tail.text())
-        tail = self._tail.text()
-        self.kill()
-        return ChildDied(_how(code), tail)
+            how = "the worker process closed its pipes without ending"
+        return ChildDied(how, self.kill())
 
-    def kill(self) -> None:
-        """Kills the worker and all that it has started. Doing so twice is fine."""
+    def kill(self) -> str:
+        """Kills the worker and all that it has started, and returns what it wrote last. Doing so twice is fine."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
-        self._tail.join(0.2)
+        tail = self._tail.text()
         self._close_pipes()
+        return tail
 
     def _close_pipes(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -220,7 +218,8 @@ _lock = threading.Lock()
 
 def _environment() -> tuple[list[str], list[tuple[str, str]]]:
     """What a worker was started under: another import path or other devices need another worker."""
-    return list(sys.path), sorted((name, value) for name, value in os.environ.items() if name.startswith(_WATCH))
+    watched = [(name, value) for name, value in os.environ.items() if name.startswith(_WATCH) and name != _STORE]
+    return list(sys.path), sorted(watched)
 
 
 def acquire(device: Device) -> tuple[Child, bool]:

@@ -59,6 +59,7 @@ def tune(
     algorithms: str | Sequence[str] = "all",
     max_algorithms: int | None = None,
     max_workspace_size: int | None = None,
+    deterministic: bool = False,
     warmup: int = 2,
     repetitions: int | None = None,
     time_limit: float | None = None,
@@ -83,6 +84,7 @@ def tune(
         algorithms: "all", "heuristic" (each backend's best guesses, `max_algorithms` or 8 of them), or names.
         max_algorithms: at most so many a backend, the best guesses; None for all.
         max_workspace_size: only those that need at most so many bytes of workspace.
+        deterministic: only those that claim equal bits for equal inputs.
         warmup: untimed calls ahead of a candidate's first timed one.
         repetitions: timed calls a candidate and sample; None for 5 to 20, as many as take about a second.
         time_limit: seconds for all of it, about; None for no limit. It ends tuning once there is a right candidate with a time; the
@@ -107,7 +109,7 @@ def tune(
     samples = size_samples(group_sizes, config)
     clock, started = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
     patience = Patience(step_timeout, time_limit)
-    found = _candidates(config, where, backends, algorithms, max_algorithms, max_workspace_size)
+    found = _candidates(config, where, backends, algorithms, max_algorithms, max_workspace_size, deterministic)
     sets = size_sets(config, samples)
     task = Task(config, where, sets, len(samples), seed, ceilings)
     notes: list[str] = []
@@ -185,6 +187,7 @@ def _candidates(
     algorithms: str | Sequence[str],
     max_algorithms: int | None,
     max_workspace_size: int | None,
+    deterministic: bool,
 ) -> list[tuple[Backend, MatmulAlgorithm]]:
     """All candidates, each backend's best guess first, then each one's second, and so on."""
     named = [algorithms] if isinstance(algorithms, str) and algorithms not in ("all", "heuristic") else algorithms
@@ -193,13 +196,13 @@ def _candidates(
         count = _HEURISTIC
     by_names = not isinstance(named, str)
     limits = as_limits(count, max_workspace_size)
-    if by_names:  # the count is of those that have the names
+    if by_names or deterministic:  # the count is of those that are left
         limits = dataclasses.replace(limits, max_algorithm_count=sys.maxsize)
     lists = []
     for backend in _backends(config, device, backends):
         listed = backend.algorithms(config.key(), device, limits)
-        if by_names:
-            listed = [algorithm for algorithm in listed if algorithm.name in named][:count]
+        wanted = [a for a in listed if (not by_names or a.name in named) and (a.deterministic or not deterministic)]
+        listed = wanted[:count]
         lists.append([(backend, algorithm) for algorithm in listed])
     found = [pair for rank in itertools.zip_longest(*lists) for pair in rank if pair is not None]
     if by_names:
@@ -210,7 +213,7 @@ def _candidates(
             )
     if not found:
         within = f" within {max_workspace_size} bytes of workspace" if max_workspace_size is not None else ""
-        raise NotImplementedError(f"there is no algorithm{within} for this config on {device}")
+        raise NotImplementedError(f"there is no{' deterministic' if deterministic else ''} algorithm{within} for this config on {device}")
     return found
 
 

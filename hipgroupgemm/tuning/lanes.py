@@ -35,10 +35,10 @@ class Patience:
     def __init__(self, step_timeout: float, time_limit: float | None) -> None:
         self._step, self._until = step_timeout, None if time_limit is None else time.monotonic() + time_limit
         self.found = False
-        """Whether a right candidate has been found: until then the time limit waits."""
+        """Whether there is what the time limit waits for: first a right candidate, then one with a time."""
 
     def over(self) -> bool:
-        """Whether the time limit has come, and there is a right candidate to end with."""
+        """Whether the time limit has come, and there is what it waits for."""
         return self.found and self.left() <= 0
 
     def left(self) -> float:

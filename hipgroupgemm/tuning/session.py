@@ -21,6 +21,7 @@ _COPIES = 8
 _WORKSPACE_SHARE = 4  # prepared candidates may hold a quarter of the free memory
 _MOST_PREPARED = 256
 _TEXT = 4000
+_measured: dict[tuple[Device, str], dict[str, Any] | None] = {}
 
 
 class SessionError(RuntimeError):
@@ -75,7 +76,7 @@ class Session:
         except Exception as error:
             raise SessionError(f"there is no workbench for {task.device}: {error_text(error)}") from error
         try:
-            found = self._bench.ceilings(task.config.type_a) if task.ceilings else None
+            self.ceilings = self._measured() if task.ceilings else None
             self._make_operands(rotate=False)
             self._most_workspace = self._bench.free_bytes() // _WORKSPACE_SHARE
         except Exception as error:
@@ -83,7 +84,14 @@ class Session:
             if isinstance(error, SessionError):
                 raise
             raise SessionError(error_text(error)) from error
-        self.ceilings: dict[str, Any] | None = None if found is None else dataclasses.asdict(found)
+
+    def _measured(self) -> dict[str, Any] | None:
+        """The device's ceilings, measured once a process."""
+        key = (self.task.device, self.task.config.type_a)
+        if key not in _measured:
+            found = self._bench.ceilings(self.task.config.type_a)
+            _measured[key] = None if found is None else dataclasses.asdict(found)
+        return _measured[key]
 
     # ---- operands ----------------------------------------------------------------------------------------------------------
 

@@ -99,7 +99,8 @@ def time_entries(
     Each round times each candidate once on each size sample, in an order of its own; the first round keeps the entries' order, the best
     guesses first, since a time limit may end it. A candidate's time in a round is the mean over the samples, as if routing like each of
     them came equally often. A round that a time limit cuts short counts for those that were timed in full. In a candidate's last round
-    the result is judged once more: what has been right so far may fail when called often.
+    the result is judged once more: what has been right so far may fail when called often. Those that were left behind a candidate that
+    fails come back.
 
     Args:
         entries: in the order of the first round. samples: how many size samples there are.
@@ -109,25 +110,28 @@ def time_entries(
     """
     rng = np.random.default_rng(seed)
     rounds = repetitions or _ROUNDS[1]
-    live = list(entries)
-    turn, started = 0, time.monotonic()
-    for number in range(rounds):
-        order = live if number == 0 else [live[i] for i in rng.permutation(len(live))]
+    judged = (rounds - 1, (repetitions or _ROUNDS[0]) - 1)  # without a number, the earliest round that may be the last one as well
+    patience.found = False  # a time limit waits for the first time
+    turn, number, started = 0, 0, time.monotonic()
+    while True:
+        due = [entry for entry in entries if not entry.verdict and len(entry.times) < rounds]
         spent = time.monotonic() - started
-        if repetitions is None and number >= _ROUNDS[0] and spent > _BUDGET_SECONDS * len(entries) * samples:
-            break
-        # the last round may come sooner than planned, so the earliest one that can be the last is judged as well
-        judged = number in (rounds - 1, (repetitions or _ROUNDS[0]) - 1)
-        for entry in order:
-            if patience.over() and any(other.times for other in entries):
+        if repetitions is None and spent > _BUDGET_SECONDS * len(entries) * samples:
+            due = [entry for entry in due if len(entry.times) < _ROUNDS[0]]
+        if not due:
+            return
+        for entry in due if number == 0 else [due[i] for i in rng.permutation(len(due))]:
+            if patience.over():
                 return
             turn += 1
-            _time_one(entry, samples, turn, judged=judged, warmup=warmup if number == 0 else 0)
+            done = len(entry.times)
+            _time_one(entry, samples, turn, judged=done in judged, warmup=0 if done else warmup)
+            patience.found = patience.found or bool(entry.times)
             progress(number, rounds, entry)
-        live = [entry for entry in live if not entry.verdict]
-        if BEHIND_AFTER <= number + 1 < rounds:
-            _leave_behind(live, number + 1)
-            live = [entry for entry in live if not entry.verdict]
+        if any(entry.verdict for entry in due):
+            _bring_back(entries)  # the one that they were behind may be out
+        _leave_behind(entries, rounds)
+        number += 1
 
 
 def _time_one(entry: Entry, samples: int, turn: int, *, judged: bool, warmup: int) -> None:
@@ -143,9 +147,16 @@ def _time_one(entry: Entry, samples: int, turn: int, *, judged: bool, warmup: in
     entry.times.append(total / samples)
 
 
-def _leave_behind(live: Sequence[Entry], rounds: int) -> None:
-    best = min((entry.median for entry in live), default=float("inf"))
-    for entry in live:
-        if entry.median > BEHIND * best:
-            entry.verdict, entry.reason = "behind", f"{entry.median / best:.3g} times the best time after {rounds} rounds"
+def _leave_behind(entries: Sequence[Entry], rounds: int) -> None:
+    best = min((entry.median for entry in entries if not entry.verdict), default=float("inf"))
+    for entry in entries:
+        done = len(entry.times)
+        if not entry.verdict and BEHIND_AFTER <= done < rounds and entry.median > BEHIND * best:
+            entry.verdict, entry.reason = "behind", f"{entry.median / best:.3g} times the best time after {done} rounds"
             entry.lane.forget(entry.algorithm)
+
+
+def _bring_back(entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        if entry.verdict == "behind":
+            entry.verdict = entry.reason = ""

@@ -78,7 +78,7 @@ class _Server:
 
         Where a candidate holds the interpreter's lock, no thread of Python's sees that the parent is gone.
         """
-        faulthandler.dump_traceback_later(1.5 * self._limits.get(step, 600.0) + 5.0, exit=True)
+        faulthandler.dump_traceback_later(1.5 * self._limits.get(step, 600.0) + 3.0, exit=True)
 
     def answer(self, limits: dict[str, float], request: tuple[Any, ...]) -> bool:
         """`serve` with the seconds that a step of each name may take."""

@@ -309,6 +309,10 @@ class TritonExecutable(Executable):
             text += f", k split in {k.split}"
         return text + (f"; no copy engine: {self._why}" if self._why else "")
 
+    def in_graph(self) -> bool:
+        """Whether captures hold scratch of their own."""
+        return self._scratch.captured_bytes > 0
+
     def close(self) -> None:
         """Frees the scratch, in the stream's order."""
         if not self._closed:

@@ -1,0 +1,45 @@
+"""What comes of a tuning for the plan that asked for it: the best algorithm is taken and stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hipgroupgemm.tuning.engine import tune
+from hipgroupgemm.tuning.report import TuningReport
+
+if TYPE_CHECKING:
+    from hipgroupgemm.plan import GroupedMatmulPlan
+
+__all__ = ["NoRightCandidate", "tune_plan"]
+
+_SHOWN = 8
+
+
+class NoRightCandidate(RuntimeError):
+    """Tuning found no algorithm that is right. `report` says what is wrong with each."""
+
+    def __init__(self, text: str, report: TuningReport) -> None:
+        super().__init__(text)
+        self.report = report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.report)
+
+
+def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **settings: Any) -> TuningReport:
+    """Tunes a plan's config, stores the report, and makes the plan run the best; see `GroupedMatmulPlan.autotune`.
+
+    What is wrong is stored as well: a result of an earlier tuning that is found wrong now is struck from the store.
+    """
+    report = tune(plan.config, plan.device, group_sizes, **settings)
+    if store:
+        from hipgroupgemm.tuning.store import default_store
+
+        default_store().add(report)
+    best = report.best
+    if best is None:
+        told = [f"{row.algorithm.backend} {row.algorithm.name!r} {row.verdict}: {row.reason.splitlines()[0]}" for row in report.rows]
+        more = f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+        raise NoRightCandidate(f"no candidate is right on {plan.device}: {'; '.join(told[:_SHOWN])}{more}; see the error's report", report)
+    plan._take(best.algorithm)
+    return report
