@@ -24,6 +24,7 @@ else:
 
 __all__ = ["store"]
 
+_WIDE = 110  # columns of a terminal from which all columns are printed
 _AGE = re.compile(r"(\d+)\s*(h|d|w|m|y)?")
 _HOURS = {"h": 1, "d": 24, "w": 7 * 24, "m": 30 * 24, "y": 365 * 24}
 
@@ -191,26 +192,31 @@ def _print_table(records: list[StoredRecord], states: _States) -> None:
     from hipgroupgemm.tuning.records import config_id
 
     console = stdout_console()
-    right = ("ms", "of floor")
+    wide = ("of floor", "tuned") if console.width >= _WIDE else ()
     for (device, name), group in itertools.groupby(records, lambda record: (record.device, record.device_name)):
         table = Table(box=SIMPLE_HEAD, title=Text(f"{device}: {name}"), title_justify="left", title_style="bold", pad_edge=False)
-        for column in ("id", "problem", "sizes", "backend", "algorithm", "ms", "of floor", "tuned", "usable"):
-            wrap = column in ("problem", "algorithm")
-            table.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=not wrap)
+        for column in ("id", "problem", "sizes", "backend", "algorithm", "ms", *wide, "usable"):
+            table.add_column(
+                column,
+                justify="right" if column in ("ms", "of floor") else "left",
+                overflow="fold",
+                no_wrap=column in ("id", "ms", "of floor", "tuned"),
+                min_width={"sizes": 8, "backend": 9}.get(column),
+            )
         for record in group:
             c = record.config
             problem = f"{c.ragged_mode.name} {c.m}x{c.n}x{c.k} g{c.group_count} b{c.batch_count} {c.type_a}->{c.type_d}"
-            table.add_row(
+            cells = [
                 config_id(c)[:8],
                 problem.replace(" b1 ", " ") + (" +c" if c.beta else ""),
-                Text(f"{record.size_class}{' seed' if record.seeded else ''}"),
-                Text(record.backend),
-                Text(f"{record.algorithm.index} {record.algorithm.name}"),
+                f"{record.size_class}{' seed' if record.seeded else ''}",
+                record.backend,
+                f"{record.algorithm.index} {record.algorithm.name}",
                 f"{record.median_ms:.4g}",
-                "-" if record.fraction is None else f"{record.fraction:.0%}",
-                f"{record.date:%Y-%m-%d}",
+                *(("-" if record.fraction is None else f"{record.fraction:.2g}", f"{record.date:%Y-%m-%d}") if wide else ()),
                 states.of(record),
-            )
+            ]
+            table.add_row(*map(Text, cells))
         console.print(table)
 
 

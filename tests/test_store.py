@@ -156,7 +156,9 @@ def test_what_is_added_is_looked_up(store, double):
         "double kernel_1",
         "reference numpy_matmul_a_group",
     ]
-    assert "tuned 2026-02-03 04:05 UTC on skewed sizes of the user's" in found.describe() and "0.8 ms, 1% of the floor" in found.describe()
+    assert (
+        "tuned 2026-02-03 04:05 UTC on skewed sizes of the user's" in found.describe() and "0.8 ms, 0.012 of the floor" in found.describe()
+    )
     # every R, alpha and beta of one key
     assert store.lookup(config_of(alpha=3).key(), CPU) is not None and store.lookup(config_of(m=13).key(), CPU) is None
     assert store.lookup(config_of(n=6).key(), CPU) is None

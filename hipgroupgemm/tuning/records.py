@@ -116,7 +116,7 @@ class StoredRecord:
     def describe(self) -> str:
         """When it was tuned and on what, for a person."""
         own = "balanced sizes" if self.seeded else f"{self.size_class} sizes of the user's"
-        share = "" if self.fraction is None else f", {self.fraction:.0%} of the floor"
+        share = "" if self.fraction is None else f", {self.fraction:.2g} of the floor"
         return f"tuned {self.date:%Y-%m-%d %H:%M} UTC on {own}, {self.device_name}: {self.median_ms:.4g} ms{share}"
 
     def to_dict(self) -> dict[str, Any]:
