@@ -113,7 +113,7 @@ def sweep(**options: Any) -> None:
     or a backend that was named ran nothing; 2 for arguments that can't be met; 130 after Ctrl-C (finished jobs are kept).
     """
     from hipgroupgemm.sweep.command import Outputs, run
-    from hipgroupgemm.sweep.jobs import DistributionError, SweepRequest
+    from hipgroupgemm.sweep.jobs import DistributionError, RequestError, SweepRequest
 
     context = click.get_current_context()
     check_backends(options["backends"])
@@ -141,6 +141,8 @@ def sweep(**options: Any) -> None:
         code = run(request, outputs)
     except DistributionError as error:
         raise click.BadParameter(str(error), param_hint="--distribution") from error
+    except RequestError as error:
+        raise click.UsageError(str(error)) from error
     except BrokenPipeError:  # main knows what to do
         raise
     except (ValueError, RuntimeError, OSError) as error:

@@ -219,7 +219,7 @@ def test_ctrl_c_keeps_what_is_done(double, tmp_path, whole) -> None:
     assert "Traceback" not in err
     kept = len(read_sweep(path).records)
     assert 3 <= kept < 18
-    assert f"Stopped. {kept} jobs were kept, {18 - kept} are left; go on with hipgroupgemm sweep --resume {path}" in out
+    assert f"Stopped. Jobs kept: {kept}, left: {18 - kept}; go on with hipgroupgemm sweep --resume {path}" in out
     assert len((tmp_path / "stopped.csv").read_text().splitlines()) == 1 + 3 * kept
     assert group_is_gone(process.pid)
     double()
@@ -319,7 +319,7 @@ def test_an_unfinished_sweep_is_not_overwritten(tmp_path, whole) -> None:
     part.write_text("".join(lines[:5]))
     before = part.read_bytes()
     done = sweep(*SHAPES, "--json", str(part))
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "holds an unfinished sweep with 4 jobs" in done.output
     assert part.read_bytes() == before
     again = tmp_path / "again.json"
