@@ -131,6 +131,18 @@ def test_lists_with_commas_and_repeated_options(double, tmp_path) -> None:
     assert (5, json.dumps([dirichlet_sizes(21, 3, 5).tolist()])) in sizes
 
 
+def test_models_are_a_list_too(tmp_path) -> None:
+    out = tmp_path / "s.json"
+    models = ["--model", "qwen3-30b-a3b,deepseek3-test", "--model", "gemma4-26b"]
+    done = sweep(*models, *SHAPE, "--class", "fwd_wi", "--devices", "cpu", "--json", str(out))
+    assert done.exit_code == 0, done.output
+    names = ["qwen3-30b-a3b", "deepseek3-test-mi300", "deepseek3-test-mi350", "gemma4-26b", "30,8,10,4"]
+    jobs = [record.job for record in read_sweep(out).records]
+    assert [job["model"] for job in jobs] == names
+    assert [job["scale"] > 1 for job in jobs] == [True] * 4 + [False]
+    assert sweep("--model", "gpt,qwen3-30b-a3b").exit_code == 2
+
+
 def test_what_tuning_is_asked_for(double, tmp_path) -> None:
     log = tmp_path / "log"
     double(log=str(log))

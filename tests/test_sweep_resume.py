@@ -147,11 +147,21 @@ def test_a_file_that_another_sweep_writes_is_left_alone(tmp_path) -> None:
 # ---- taking up -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def whole(tmp_path) -> Path:
-    path = tmp_path / "whole.json"
-    assert sweep(*SHAPES, "--json", str(path)).exit_code == 0
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sweep") / "whole.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "TUNE", "sweep_double:tune")
+        patch.setattr(workers, "IDENTITY", "sweep_double:identity")
+        patch.setenv("SWEEP_DOUBLE", "{}")
+        assert sweep(*SHAPES, "--json", str(path)).exit_code == 0
     return path
+
+
+@pytest.fixture
+def whole(finished: Path, tmp_path: Path) -> Path:
+    """A finished sweep of this test's own."""
+    return Path(shutil.copy(finished, tmp_path / "whole.json"))
 
 
 def start(path: Path, *arguments: str) -> subprocess.Popen:
