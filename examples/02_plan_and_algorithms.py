@@ -12,7 +12,7 @@ except Exception:
     xp = np
     print("no CuPy with a GPU: this runs on the CPU, with NumPy arrays")
 
-M, K, N, E = 4096, 1024, 512, 32
+M, K, N, E = 2048, 512, 256, 16
 rng = np.random.default_rng(0)
 tokens = xp.asarray(rng.standard_normal((M, K), dtype=np.float32).astype(np.float16))
 weights = xp.asarray(rng.standard_normal((E, K, N), dtype=np.float32).astype(np.float16))

@@ -44,8 +44,15 @@ def _listed(kind: click.ParamType[Any] | None = None) -> Callable[[click.Context
     return convert
 
 
-@click.command()
-@click.option("--model", "models", type=ModelType(), multiple=True, help="A preset (hipgroupgemm list --models), or all. Repeatable.")
+@click.command(short_help="Tune lists of problems: time, verify, keep the winners.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAMES",
+    callback=_listed(ModelType()),
+    help="Presets (hipgroupgemm list --models prints them), or all. A list.",
+)
 @click.option("--shape", "shapes", type=ShapeType(), multiple=True, help="M routed tokens, K embedding, N MLP, E experts. Repeatable.")
 @click.option("--suite", type=click.Choice(["table12", "models"]), help="table12: the eleven shapes of the article's micro-benchmark.")
 @click.option(
@@ -113,7 +120,7 @@ def sweep(**options: Any) -> None:
     or a backend that was named ran nothing; 2 for arguments that can't be met; 130 after Ctrl-C (finished jobs are kept).
     """
     from hipgroupgemm.sweep.command import Outputs, run
-    from hipgroupgemm.sweep.jobs import DistributionError, SweepRequest
+    from hipgroupgemm.sweep.jobs import DistributionError, RequestError, SweepRequest
 
     context = click.get_current_context()
     check_backends(options["backends"])
@@ -141,6 +148,8 @@ def sweep(**options: Any) -> None:
         code = run(request, outputs)
     except DistributionError as error:
         raise click.BadParameter(str(error), param_hint="--distribution") from error
+    except RequestError as error:
+        raise click.UsageError(str(error)) from error
     except BrokenPipeError:  # main knows what to do
         raise
     except (ValueError, RuntimeError, OSError) as error:
@@ -242,7 +251,7 @@ def _devices(names: Sequence[str]) -> list[str]:
     return list(once(found))
 
 
-@click.command()
+@click.command(short_help="Compare sweeps, of two versions or devices.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--csv", "csv_path", type=OutputType(), help="Write a line a problem here; - is standard output.")
 @click.option("--json", "json_path", type=OutputType(), help="Write everything here; - is standard output.")

@@ -127,6 +127,22 @@ def test_a_released_snapshot_is_refused(bench):
         bench.same(operands, snapshot)
 
 
+def test_a_bench_closes_although_its_device_has_failed(library, monkeypatch):
+    bench = host_bench(library)
+    bench.operands(CASES["forward float32"].config, seed=0)
+    bench.flush()
+
+    def fail(stream):
+        raise RuntimeError("the device has failed")
+
+    monkeypatch.setattr(bench.runtime, "synchronize_stream", fail)
+    with pytest.raises(RuntimeError, match="has failed"):
+        bench.synchronize()
+    bench.close()
+    bench.close()
+    assert not bench.runtime.blocks and not bench.runtime.streams
+
+
 def test_addresses_past_32_bits(library):
     """Strides of terabytes, in a launch whose tile uses the first row, column and slab alone; and large indices in the walk."""
     kernels = HostKernels(library)

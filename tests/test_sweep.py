@@ -1,5 +1,6 @@
 """`hipgroupgemm sweep`: the products of its lists, what tuning is asked for, what is written, and what failures become."""
 
+import contextlib
 import csv
 import itertools
 import json
@@ -130,6 +131,18 @@ def test_lists_with_commas_and_repeated_options(double, tmp_path) -> None:
     assert (5, json.dumps([dirichlet_sizes(21, 3, 5).tolist()])) in sizes
 
 
+def test_models_are_a_list_too(tmp_path) -> None:
+    out = tmp_path / "s.json"
+    models = ["--model", "qwen3-30b-a3b,deepseek3-test", "--model", "gemma4-26b"]
+    done = sweep(*models, *SHAPE, "--class", "fwd_wi", "--devices", "cpu", "--json", str(out))
+    assert done.exit_code == 0, done.output
+    names = ["qwen3-30b-a3b", "deepseek3-test-mi300", "deepseek3-test-mi350", "gemma4-26b", "30,8,10,4"]
+    jobs = [record.job for record in read_sweep(out).records]
+    assert [job["model"] for job in jobs] == names
+    assert [job["scale"] > 1 for job in jobs] == [True] * 4 + [False]
+    assert sweep("--model", "gpt,qwen3-30b-a3b").exit_code == 2
+
+
 def test_what_tuning_is_asked_for(double, tmp_path) -> None:
     log = tmp_path / "log"
     double(log=str(log))
@@ -187,6 +200,31 @@ def test_standard_output_is_the_files_alone() -> None:
     assert "[1/1] cpu 30,8,10,4 fwd_wi float32 balanced: double tile_64" in done.stderr
     done = subprocess.run([*command, "--csv", "-"], capture_output=True, text=True, env=environment, check=False, timeout=60)
     assert len(list(csv.DictReader(done.stdout.splitlines()))) == 3
+
+
+def test_bars_on_a_terminal(double) -> None:
+    """On a terminal stderr has bars, one for all jobs and one a device, and stdout still the results alone."""
+    pty = pytest.importorskip("pty")
+    double(seconds=1.0, **{"raise": [11]})
+    shapes = [*SHAPE, "--shape", "30,8,11,4", "--class", "fwd_wi"]
+    command = [sys.executable, "-m", "sweep_double", "sweep", "--no-store", *shapes, "--devices", "cpu"]
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": path, "TERM": "xterm", "COLUMNS": "150"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment)
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while data := os.read(ours, 4096):
+            seen += data
+    out, _ = process.communicate(timeout=60)
+    os.close(ours)
+    text = seen.decode(errors="replace")
+    assert process.returncode == 1
+    for word in ("all jobs", "0/2", "1/2", "cpu 30,8,10,4 fwd_wi float32 balanced", "left", "failed: the driver has failed"):
+        assert word in text, word
+    assert "tile_64" in out
+    assert "all jobs" not in out
 
 
 @pytest.mark.parametrize(
@@ -305,8 +343,8 @@ def test_a_lost_device_leaves_its_jobs_to_the_others(double, tmp_path) -> None:
     ]
     assert "cpu is gone (cpu does not answer); the sweep went on without it" in words(done.output)
     done = sweep("--resume", str(out))  # it is not back
-    assert done.exit_code == 1
-    assert "cpu: cpu does not answer" in words(done.output)
+    assert done.exit_code == 2
+    assert "cpu is of no use: cpu does not answer" in words(done.output)
     (tmp_path / "lost").unlink()
     double()
     done = sweep("--resume", str(out))
@@ -321,7 +359,7 @@ def test_a_candidate_that_is_not_right_makes_the_status_1(double, verdict) -> No
     assert done.exit_code == 1
     assert f"double 0 tile_64: {verdict}: it is {verdict}" in done.output
     assert f"1 {verdict}, 2 ok" in done.output
-    assert "1 candidates are not right and 0 jobs failed" in done.output
+    assert "Candidates that are not right: 1; jobs that failed: 0" in done.output
 
 
 def test_no_winner_at_all(double, tmp_path) -> None:

@@ -57,7 +57,7 @@ def test_winners_go_to_the_store_unless_told_not_to(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     (file,) = store.glob("*.json")
     assert '"good"' in file.read_text()
-    assert f"The winners of 1 jobs went to the tuning store, {store}" in done.stdout
+    assert f"Winners that went to the tuning store: 1, in {store}" in done.stdout
     assert [record.stored for record in read_sweep(out).records] == [True]
     done = run(options, "--class", "fwd_wi", "--json", str(out), store="off")
     assert done.returncode == 0, done.stderr

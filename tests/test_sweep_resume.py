@@ -147,11 +147,21 @@ def test_a_file_that_another_sweep_writes_is_left_alone(tmp_path) -> None:
 # ---- taking up -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def whole(tmp_path) -> Path:
-    path = tmp_path / "whole.json"
-    assert sweep(*SHAPES, "--json", str(path)).exit_code == 0
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sweep") / "whole.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "TUNE", "sweep_double:tune")
+        patch.setattr(workers, "IDENTITY", "sweep_double:identity")
+        patch.setenv("SWEEP_DOUBLE", "{}")
+        assert sweep(*SHAPES, "--json", str(path)).exit_code == 0
     return path
+
+
+@pytest.fixture
+def whole(finished: Path, tmp_path: Path) -> Path:
+    """A finished sweep of this test's own."""
+    return Path(shutil.copy(finished, tmp_path / "whole.json"))
 
 
 def start(path: Path, *arguments: str) -> subprocess.Popen:
@@ -219,7 +229,7 @@ def test_ctrl_c_keeps_what_is_done(double, tmp_path, whole) -> None:
     assert "Traceback" not in err
     kept = len(read_sweep(path).records)
     assert 3 <= kept < 18
-    assert f"Stopped. {kept} jobs were kept, {18 - kept} are left; go on with hipgroupgemm sweep --resume {path}" in out
+    assert f"Stopped. Jobs kept: {kept}, left: {18 - kept}; go on with hipgroupgemm sweep --resume {path}" in out
     assert len((tmp_path / "stopped.csv").read_text().splitlines()) == 1 + 3 * kept
     assert group_is_gone(process.pid)
     double()
@@ -319,7 +329,7 @@ def test_an_unfinished_sweep_is_not_overwritten(tmp_path, whole) -> None:
     part.write_text("".join(lines[:5]))
     before = part.read_bytes()
     done = sweep(*SHAPES, "--json", str(part))
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "holds an unfinished sweep with 4 jobs" in done.output
     assert part.read_bytes() == before
     again = tmp_path / "again.json"

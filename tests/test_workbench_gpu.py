@@ -79,8 +79,9 @@ def check_backend(bench, backend, case):
     """A backend's best guess: right on poisoned memory, cold, timed, and the same again where it says so."""
     candidate = get_backend(backend)
     assert candidate.can_handle(case.config, bench.device) is None
-    algorithm = candidate.algorithms(case.config, bench.device, AlgorithmLimits(max_algorithm_count=1))[0]
-    executable = candidate.prepare(case.config, bench.device, algorithm, bench.stream)
+    key = case.config.key()
+    algorithm = candidate.algorithms(key, bench.device, AlgorithmLimits(max_algorithm_count=1))[0]
+    executable = candidate.prepare(key, bench.device, algorithm, bench.stream)
     (operands,) = bench.operands(case.config, seed=8)
     arguments = bench.arguments(operands, bench.sizes(case.host_sizes))
     snapshot = None
@@ -134,8 +135,8 @@ def test_large_problems_are_made_and_judged_quickly(cuda_bench, kind):
     bench.synchronize()
     made = time.perf_counter() - started
     backend = get_backend("triton")
-    algorithm = backend.algorithms(config, bench.device, AlgorithmLimits(max_algorithm_count=1))[0]
-    executable = backend.prepare(config, bench.device, algorithm, bench.stream)
+    algorithm = backend.algorithms(config.key(), bench.device, AlgorithmLimits(max_algorithm_count=1))[0]
+    executable = backend.prepare(config.key(), bench.device, algorithm, bench.stream)
     arguments = bench.arguments(operands, bench.sizes(sizes))
     times = []
     for _ in range(5):

@@ -17,7 +17,7 @@ from hipgroupgemm.benchmark.command import INTERRUPTED, stdout_console
 from hipgroupgemm.benchmark.environment import blas_name, commit_of, cpu_model
 from hipgroupgemm.benchmark.labs import available_cores
 from hipgroupgemm.benchmark.table import STDOUT, write_text
-from hipgroupgemm.sweep.jobs import SweepJob, SweepRequest, plan_jobs
+from hipgroupgemm.sweep.jobs import RequestError, SweepJob, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.output import print_sweep, write_csv
 from hipgroupgemm.sweep.progress import Display, display
 from hipgroupgemm.sweep.record import Record, Sweep, SweepFile, document, read_sweep
@@ -117,7 +117,7 @@ def sweep(request: SweepRequest, outputs: Outputs, log: Callable[[str], None] | 
         log: takes the lines about progress instead of stderr.
 
     Raises:
-        DistributionError, ValueError, RuntimeError, OSError: as `run`; nothing was run then, or a file could not be written.
+        RequestError, DistributionError: nothing was run. ValueError, RuntimeError, OSError: as `run`.
     """
     say = log or (lambda line: print(line, file=sys.stderr, flush=True))
     old = _old_sweep(outputs, say)
@@ -126,7 +126,7 @@ def sweep(request: SweepRequest, outputs: Outputs, log: Callable[[str], None] | 
         for worker in pool.workers:
             reason = worker.wait_ready()
             if reason:
-                raise ValueError(f"{worker.device}: {reason}")
+                raise RequestError(f"{worker.device} is of no use: {reason}")
         result = _plan(request, outputs, pool.workers, jobs, old)
         if result.kept:
             say(f"{outputs.resume}: {result.kept} of {len(result.tasks)} jobs are done")
@@ -143,6 +143,8 @@ def sweep(request: SweepRequest, outputs: Outputs, log: Callable[[str], None] | 
         finally:
             if file is not None:
                 file.close()
+                if result.interrupted:  # maybe in the middle of a line
+                    write_text(file.path, document(result.header, [*result.carried, *result.records]))
     return result
 
 
@@ -163,7 +165,7 @@ def _old_sweep(outputs: Outputs, say: Callable[[str], None]) -> Sweep | None:
         except (ValueError, OSError):
             return None  # some other file, which --json replaces as every output does
         if not there.finished:
-            raise ValueError(
+            raise RequestError(
                 f"{path}: holds an unfinished sweep with {len(there.records)} jobs; take it up with --resume {path}, or remove the file"
             )
     return None
@@ -342,16 +344,15 @@ def _say_what_is_left(outputs: Outputs, result: SweepResult, console: Console) -
     if result.stored:
         from hipgroupgemm.tuning.store import TuningStore
 
-        text = f"The winners of {result.stored} jobs went to the tuning store, {TuningStore().directory}"
+        text = f"Winners that went to the tuning store: {result.stored}, in {TuningStore().directory}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     bad = sum(row["verdict"] in BAD for record in result.records for row in record.rows)
     failed = sum(record.status == "failed" for record in result.records)
     if bad or failed:
-        console.print(f"{bad} candidates are not right and {failed} jobs failed, see above.", style="bold red", highlight=False)
+        console.print(f"Candidates that are not right: {bad}; jobs that failed: {failed}; see above.", style="bold red", highlight=False)
     if result.interrupted:
         left = len(result.tasks) - len(result.records)
         path = outputs.sweep_file
         how = f"; go on with hipgroupgemm sweep --resume {path}" if path is not None else ""
-        console.print(
-            f"Stopped. {len(result.records)} jobs were kept, {left} are left{how}.", style="bold", highlight=False, soft_wrap=True
-        )
+        text = f"Stopped. Jobs kept: {len(result.records)}, left: {left}{how}."
+        console.print(text, style="bold", markup=False, highlight=False, soft_wrap=True)

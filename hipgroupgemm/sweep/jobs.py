@@ -19,10 +19,14 @@ from hipgroupgemm.workloads import (
     scale_group_sizes,
 )
 
-__all__ = ["HEURISTIC", "DistributionError", "SweepJob", "SweepRequest", "plan_jobs"]
+__all__ = ["HEURISTIC", "DistributionError", "RequestError", "SweepJob", "SweepRequest", "plan_jobs"]
 
 HEURISTIC = "heuristic"
 """The algorithms that a backend's own ranking puts first."""
+
+
+class RequestError(ValueError):
+    """A sweep can't begin as it was asked for; nothing was run, no file was touched."""
 
 
 @dataclasses.dataclass

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["Display", "display"]
 
 
+_SHARES = {"check": (0.0, 0.6), "time": (0.6, 0.95)}
+"""The part of a job that each phase of tuning is, about: compiling, which comes with checking, is the longest."""
+
+
 class Display(abc.ABC):
     """What a sweep tells of its jobs while they run. Numbers are places in the list of tasks."""
 
@@ -99,9 +103,9 @@ class _Bars(Display):
     def progress(self, device: str, progress: Progress) -> None:
         """The device's bar moves, and the whole with it. Every phase is its own bar; the whole never goes back."""
         self.bars.update(self.rows[device], total=max(progress.total, 1), completed=progress.done)
-        share = progress.done / max(progress.total, 1)
-        if progress.phase == "time":  # by far the longest
-            self.running[device] = max(self.running.get(device, 0.0), 0.9 * share)
+        begin, end = _SHARES.get(progress.phase, (0.0, 0.0))
+        share = begin + (end - begin) * min(progress.done / max(progress.total, 1), 1.0)
+        self.running[device] = max(self.running.get(device, 0.0), share)
         self._moved()
 
     def finished(self, device: str, number: int, record: Record) -> None:

@@ -91,7 +91,7 @@ class _Memory:
 
     def __del__(self) -> None:
         if getattr(self, "ptr", 0):
-            with contextlib.suppress(RuntimeError):  # the device may be gone, or this a forked process
+            with contextlib.suppress(Exception):  # the device may be gone, this a forked process, or the interpreter at its end
                 self.free()
 
 
@@ -361,24 +361,22 @@ class GpuBench(Workbench):
         if self._closed:
             return
         self._closed = True
-        with self.runtime.use_device(self._index):
-            with contextlib.suppress(RuntimeError):  # what failed on the stream has been said, or nobody waits for it
-                self.runtime.synchronize_stream(self.stream)
-            for one in self._live:
-                if isinstance(one, _DeviceSnapshot):
-                    one.release()
-                else:
-                    for piece in one.memory.values():
-                        piece.free()
-                    one.memory.clear()
-            self._live.clear()
-            for piece in (self._scratch, *(self._trash or ())):
-                if piece is not None:
-                    piece.free()
-            self._scratch = self._trash = None
-            self.runtime.destroy_event(self._start)
-            self.runtime.destroy_event(self._end)
-            self.runtime.destroy_stream(self.stream)
+        held: list[_Memory | None] = [self._scratch, *(self._trash or ())]
+        for one in self._live:
+            held += [one.memory] if isinstance(one, _DeviceSnapshot) else one.memory.values()
+            if isinstance(one, OperandSet):
+                one.memory.clear()
+        self._live.clear()
+        self._scratch = self._trash = None
+        runtime = self.runtime
+        with runtime.use_device(self._index):
+            steps: list[Callable[[], object]] = [lambda: runtime.synchronize_stream(self.stream)]
+            steps += [piece.free for piece in held if piece is not None]
+            steps += [lambda: runtime.destroy_event(self._start), lambda: runtime.destroy_event(self._end)]
+            steps += [lambda: runtime.destroy_stream(self.stream)]
+            for step in steps:
+                with contextlib.suppress(RuntimeError):  # after a fault of the device each of them fails, and it has been said
+                    step()
 
 
 def _base(layout: Layout) -> int:

@@ -67,7 +67,8 @@ class Layout:
     @property
     def shift(self) -> int:
         """Bytes that the first element lies past a multiple of 16."""
-        used = [stride for extent, stride in zip(self.shape, self.byte_strides, strict=True) if extent > 1 and stride > self.dtype.itemsize]
+        inner = 2 if self.strides[2] < self.strides[3] else 3  # this one does not count
+        used = [self.byte_strides[axis] for axis in range(4) if axis != inner and self.shape[axis] > 1]
         by_strides = math.gcd(16, *used)
         return self.alignment if self.alignment < min(by_strides, 16) else 0
 
