@@ -19,6 +19,7 @@ from hipgroupgemm.workloads import MoEShape, RaggedDotClass
 
 PADDED_BYTES = 24e9
 LOOP_GROUPS = 64
+JAX_BYTES = 2e8
 
 
 @dataclasses.dataclass
@@ -182,8 +183,8 @@ def _jax(cell: Cell) -> Any:
     if importlib.util.find_spec("jax") is None:
         return None
     m, k, n, e = cell.shape.extents
-    if 2.0 * e * m * max(k, n) > 3e9 or 2.0 * e * k * n > 8e9:
-        return None  # its default lowering expands the operands by group
+    if 2.0 * e * m * max(k, n) > JAX_BYTES:
+        return None  # its default lowering expands the operands by group: a thirtieth of the floor, and seconds a cell
     import jax
     from jax import lax
 

@@ -37,7 +37,7 @@ NO_PEERS = ("bmm_dense", "padded_batch")  # not ragged, so they count as no peer
 DEFAULT, BEST = "hipgroupgemm-default", "hipgroupgemm-best"
 LARGEST_ERROR = 8e-3
 LOST = 1.01  # a peer has to be more than this much faster
-SHORTLIST = 6
+SHORTLIST = 9
 
 
 def problems(wanted: list[str]) -> list[tuple[str, MoEShape, str]]:
@@ -60,8 +60,8 @@ def sizes_of(dist: str, shape: MoEShape) -> np.ndarray[Any, Any]:
 # ---- compiling ahead, on all cores ---------------------------------------------------------------------------------------------
 
 
-def specs_for(shape: MoEShape, kind: str) -> list[Any]:
-    """What the shortlist of a cell compiles to."""
+def specs_for(shape: MoEShape, kind: str, most: float = SHORTLIST) -> list[tuple[Any, Any]]:
+    """(candidate, what it compiles to) of a cell, the best guess first."""
     import hipgroupgemm as hgg
     from hipgroupgemm.arrays import ArraySpec
     from hipgroupgemm.backends.triton.candidates import Machine, ordered
@@ -73,7 +73,8 @@ def specs_for(shape: MoEShape, kind: str) -> list[Any]:
     machine = Machine(target_of(info.architecture), info.multiprocessors, info.shared_memory_optin)
     lhs, rhs, _ = (ArraySpec(extents, "bfloat16") for extents in CLASSES[kind].shapes(shape))
     key = hgg.config_for_ragged_dot(lhs, rhs, ArraySpec((shape.e,), "int32"), CLASSES[kind].dimension_numbers).key()
-    return [spec_of(candidate, key, machine) for _, candidate in ordered(key, machine)[:SHORTLIST]]
+    found = [candidate for place, (_, candidate) in enumerate(ordered(key, machine)) if place < most]
+    return [(candidate, spec_of(candidate, key, machine)) for candidate in found]
 
 
 def compile_one(spec: Any) -> str:
@@ -95,7 +96,7 @@ def compile_ahead(cells: list[tuple[str, MoEShape, str]]) -> None:
     import concurrent.futures
     import multiprocessing
 
-    specs = list(dict.fromkeys(spec for _, shape, kind in cells for spec in specs_for(shape, kind)))
+    specs = list(dict.fromkeys(spec for _, shape, kind in cells for _, spec in specs_for(shape, kind)))
     began = time.perf_counter()
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         failed = [error for error in pool.map(compile_one, specs) if error]

@@ -72,8 +72,8 @@ class Candidate:
         return "_".join(parts)
 
     def shared_bytes(self, operand_bytes: int, out_bytes: int) -> int:
-        """Shared memory of the hopper kernels."""
-        ring = self.stages * ((self.bm + self.bn) * self.bk * operand_bytes + 16)
+        """Shared memory of the hopper kernels, without the tables of those that scan."""
+        ring = self.stages * ((self.bm + self.bn) * self.bk * operand_bytes + 48)  # barriers and notes, too
         if self.subtiles == 0:  # on the way to whole rows a tile passes through shared memory
             return ring + self.bm * (self.bn + 8) * out_bytes + 2048
         return ring + self.bm * self.bn * self.buffers // self.subtiles * out_bytes + 256
@@ -305,69 +305,77 @@ def ordered(config: GroupedGemmConfig, machine: Machine) -> list[tuple[int, Cand
 def _favourites(config: GroupedGemmConfig, machine: Machine) -> tuple[str, ...]:
     """Names of candidates, the best first, as measured on an H200 (bench/NOTES.md has the numbers and the shapes).
 
-    The ones behind the first are close to it, or were not timed yet and are thought to be: what tuning should try.
+    Sizes are not known here. The first is the one that loses least to the best of each cell, over balanced and skewed sizes; those
+    behind it were the best somewhere: what tuning should try.
     """
     c = config
     groups = max(c.group_count, 1) if c.ragged_mode is not RaggedDotMode.BATCH else 1
     problems = groups * max(c.batch_count, 1)
     if c.ragged_mode is RaggedDotMode.CONTRACTING:
-        return _favourites_of_slabs(c.k / groups, problems * math.ceil(c.m / 128) * math.ceil(c.n / 128), machine)
+        tiles = problems * math.ceil(c.m / 128) * math.ceil(c.n / 128)
+        return _favourites_of_slabs(c.k / groups, c.m * c.n, tiles, machine)
     rows = c.m / groups
-    found: tuple[str, ...]
+    across = problems * math.ceil(c.n / 256)
     # few tiles of 256 columns would leave multiprocessors idle, or waste more than half of the tile
-    narrow = c.n <= 128 or problems * math.ceil(rows / 128) * math.ceil(c.n / 256) < machine.multiprocessors
+    narrow = c.n <= 128 or across * math.ceil(rows / 128) < machine.multiprocessors
+    flat, halves, deep, whole = "128x256x64_w8_s3_e1_b1", "128x256x64_w8_s3_e2x2_b1", "128x256x64_w8_s4_e2_b1", "64x256x64_w4_s4_e1_b1"
+    square, double, long = "128x128x64_w8_s5_e1_b1", "64x128x64_w4_s3_e1_b2", "64x128x64_w4_s6_e1_b1"
+    tall, split = "192x256x64_w12_s3_e2_b1", "192x128x64_w12_s5_e2_b1"
+    found: tuple[str, ...]
     if rows <= 64:
-        wide, double, deep, long = "64x256x64_w4_s2_e2_b2", "64x128x64_w4_s3_e1_b2", "64x128x64_w4_s6_e1_b1", "64x128x128_w4_s2_e1_b2"
-        whole, flat = "64x256x64_w4_s4_e1_b1", "128x256x64_w8_s3_e1_b1"
-        if c.trans_b:
-            found = (deep, double, long, whole, "64x128x64_w4_s4_e1_b2", flat)
-        elif narrow or rows > 32:
-            found = (double, long, deep, "64x128x64_w4_s4_e1_b2", flat, whole)
+        wide = "64x256x64_w4_s2_e2_b2"
+        if c.trans_b and not narrow:
+            found = (whole, long, double, flat, halves, wide)
         else:
-            found = (wide, double, long, whole, deep, flat)
+            found = (double, wide, flat, long, halves, whole)
     elif rows <= 128:
-        square, flat = "128x128x64_w8_s5_e1_b1", "128x256x64_w8_s3_e1_b1"
-        first = (square, flat) if c.trans_b or narrow else (flat, square)
-        rest = ("128x256x64_w8_s4_e2_b1", "128x128x64_w8_s6_e2x2_b1", "128x128x64_w4_s3_e2_b2", "128x128x128_w8_s3_e1_b1")
-        found = (*first, *rest)
+        # a last wave that is nearly empty costs more than tiles of half the height
+        shorter = _filling(2 * across, machine) > 1.1 * _filling(across, machine)
+        found = (deep, halves, flat) if c.trans_b else (halves, flat, deep)
+        if narrow:
+            found = (square, *found, whole, "128x128x64_w8_s6_e2x2_b1")
+        elif shorter:
+            found = (whole, *found, square)
+        else:
+            found = (*found, whole, square)
     elif rows <= 192:
-        wide, split = "192x256x64_w12_s3_e2_b1", "192x128x64_w12_s5_e2_b1"
-        found = (split, wide) if c.trans_b or narrow else (wide, split)
-        found = (*found, "192x128x64_w12_s4_e1_b1", "192x128x64_w12_s4_e2x2_b1")
+        found = (split, tall) if narrow else (tall, split)
+        found = (*found, deep if c.trans_b else halves, flat, whole, "192x128x64_w12_s4_e1_b1")
     elif narrow:
-        found = ("128x128x64_w8_s5_e1_b1", "128x128x64_w8_s6_e1_b1", "128x256x64_w8_s3_e1_b1")
+        found = (square, "128x128x64_w8_s6_e1_b1", flat, whole)
     else:
-        flat, deep = "128x256x64_w8_s3_e1_b1", "128x256x64_w8_s4_e2_b1"
-        found = (deep, flat) if rows <= 560 else (flat, deep)
-        found = (*found, "128x128x64_w8_s5_e1_b1", "64x256x64_w4_s4_e1_b1", "192x256x64_w12_s3_e2_b1", "128x256x64_w8_s3_e2x2_b1")
+        found = (whole, flat) if c.trans_b and rows <= 560 else (flat, whole)
+        found = (*found, deep, halves, square, "128x128x64_w8_s6_e1_b1")
     return tuple(f"tma_{name}" for name in found)
 
 
-def _favourites_of_slabs(depth: float, tiles: int, machine: Machine) -> tuple[str, ...]:
-    """`_favourites` of CONTRACTING, for so many rows of k a group and tiles of 128 x 128."""
+def _filling(tiles: int, machine: Machine) -> float:
+    """Share of the multiprocessors' time that so many equal tiles fill."""
+    return tiles / (math.ceil(tiles / machine.multiprocessors) * machine.multiprocessors)
+
+
+def _favourites_of_slabs(depth: float, slab: int, tiles: int, machine: Machine) -> tuple[str, ...]:
+    """`_favourites` of CONTRACTING, for so many rows of k a group, elements of a slab of out, and tiles of 128 x 128."""
     if 2 * tiles <= machine.multiprocessors and depth >= 2048:
         few = 8 * tiles <= machine.multiprocessors
         shares = (16, 4) if few else (4, 16)
         return tuple(f"ptr_{tile}_split{share}" for share in shares for tile in ("128x128x32_w4_s3_b2", "64x64x32_w4_s3_b4"))
+    # out is most of what is moved, and whole rows stored from registers (e0) get it out fastest, until products take longer than that
+    rows, past, small = "128x256x32_w8_s5_e0_b1", "128x256x32_w8_s5_e0x2_b1", "128x128x32_w8_s6_e0_b1"
+    pairs, three = "64x256x32_w4_s3_e0_b2", "192x128x32_w12_s6_e0_b1"
+    tall, wide = "192x256x32_w12_s6_e2_b1", "128x256x32_w8_s7_e2_b1"
     found: tuple[str, ...]
     if depth <= 40:
-        found = ("128x128x32_w8_s4_e1_b1", "128x256x32_w8_s5_e2x2_b1", "128x256x32_w8_s5_e0_b1", "128x256x32_w8_s5_e0x2_b1")
-        found = (*found, "64x256x32_w4_s3_e0_b2", "128x128x32_w8_s6_e0_b1")
+        first = (small, past) if slab <= 1 << 19 else (past, small)
+        found = (*first, rows, "64x256x32_w4_s3_e0x2_b2", wide, three)
     elif depth <= 72:
-        found = ("128x128x64_w8_s5_e1_b1", "64x256x32_w4_s3_e1_b2", "192x128x32_w12_s6_e1_b1", "128x256x32_w8_s5_e0_b1")
-        found = (*found, "64x256x32_w4_s3_e0_b2", "128x128x64_w8_s5_e0_b1")
+        found = (pairs, "64x256x32_w4_s3_e0x2_b2", "128x128x64_w8_s5_e0_b1", "128x128x32_w8_s6_e2x2_b1", rows, "128x128x64_w8_s5_e1_b1")
     elif depth <= 128:
-        found = ("128x256x32_w8_s5_e2x2_b1", "192x128x32_w12_s6_e1_b1", "64x256x32_w4_s3_e1_b2", "128x256x32_w8_s5_e0_b1")
-        found = (*found, "128x256x32_w8_s5_e0x2_b1", "64x256x32_w4_s3_e0_b2")
-    elif depth <= 320:
-        found = ("192x256x32_w12_s6_e2_b1", "128x256x32_w8_s7_e2_b1", "192x256x32_w12_s4_e0_b1", "128x256x64_w8_s3_e0_b1")
-        found = (*found, "128x256x32_w8_s5_e0_b1", "192x256x32_w12_s4_e1_b1")
+        found = (past, three, rows, "192x128x32_w12_s6_e2x2_b1", "128x128x32_w8_s6_e2x2_b1", "128x128x64_w8_s5_e0_b1")
     elif depth <= 560:
-        found = ("192x256x32_w12_s4_e1_b1", "192x256x32_w12_s6_e2_b1", "192x256x32_w12_s4_e0_b1", "128x256x64_w8_s3_e0_b1")
-        found = (*found, "128x256x64_w8_s3_e1_b1", "128x256x32_w8_s5_e0_b1")
+        found = (tall, wide, "128x256x32_w8_s5_e2x2_b1", "192x256x32_w12_s4_e1_b1", "192x256x64_w12_s3_e2_b1", "128x256x64_w8_s3_e1_b1")
     else:
-        found = ("128x256x64_w8_s3_e1_b1", "192x256x64_w12_s3_e2_b1", "192x256x32_w12_s4_e0_b1", "128x256x64_w8_s3_e0_b1")
-        found = (*found, "192x256x32_w12_s6_e2_b1", "256x128x32_w8_s5_e1_b1")
+        found = ("128x256x64_w8_s3_e1_b1", "128x128x64_w8_s5_e1_b1", "192x256x64_w12_s3_e2_b1", tall, wide, "192x128x64_w12_s4_e1_b1")
     return tuple(f"tma_{name}" for name in found)
 
 

@@ -14,7 +14,7 @@ from hipgroupgemm.backends.triton.compiler import CompiledKernel, KernelSpec, co
 from hipgroupgemm.backends.triton.descriptors import Descriptors
 from hipgroupgemm.backends.triton.host_sizes import HostSizes
 from hipgroupgemm.backends.triton.scan import SPECIAL, scan_function
-from hipgroupgemm.backends.triton.specs import parts_spec, spec_of
+from hipgroupgemm.backends.triton.specs import parts_spec, room_for_groups, spec_of
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.groups import GroupFault
 from hipgroupgemm.runtime.base import Runtime
@@ -24,6 +24,9 @@ from hipgroupgemm.runtime.scratch import Scratch, pack_sections
 from hipgroupgemm.views import Device
 
 __all__ = ["TritonExecutable", "parts_bytes"]
+
+_ROWS_SIDE_BY_SIDE = 2048
+"""Of a group in NON_CONTRACTING: its weights are read once for so many. More would not stay in the L2 cache."""
 
 _modules: dict[tuple[str, int, KernelSpec], Module] = {}
 _modules_lock = threading.Lock()
@@ -46,8 +49,31 @@ def parts_bytes(candidate: Candidate, config: GroupedGemmConfig) -> int:
     return 4 * candidate.split * config.group_count * max(config.batch_count, 1) * config.m * config.n
 
 
+class _Product:
+    """The kernel that multiplies, ready to be launched: its parameters, where they stand by name, and its descriptors."""
+
+    def __init__(
+        self, runtime: Runtime, device: int, stream: int, key: GroupedGemmConfig, candidate: Candidate, spec: KernelSpec, *, early: bool
+    ) -> None:
+        kernel = compile_kernel(spec)
+        self.parameters = KernelParameters(kernel.kinds, kernel.names)
+        self.launch = _launch_of(runtime, device, stream, spec, kernel, self.parameters, early=early)
+        self.index = {name: i for i, name in enumerate(kernel.names)}
+        self.descriptors = Descriptors(runtime, kernel, self.parameters, key) if candidate.kernel == "hopper" else None
+
+
+def _launch_of(
+    runtime: Runtime, device: int, stream: int, spec: KernelSpec, kernel: CompiledKernel, parameters: KernelParameters, *, early: bool
+) -> PreparedLaunch:
+    function = _module_of(runtime, device, spec, kernel).get_function(kernel.name, kernel.shared)
+    block = (kernel.threads, 1, 1)
+    if early:
+        return runtime.prepare_launch(function, (1, 1, 1), block, kernel.shared, stream, parameters, programmatic=True)
+    return runtime.prepare_launch(function, (1, 1, 1), block, kernel.shared, stream, parameters)
+
+
 class TritonExecutable(Executable):
-    """Scans the sizes in one launch and multiplies in the next."""
+    """Scans the sizes in one launch and multiplies in the next, or does both in one (`scanning`), where the kernel can and may."""
 
     def __init__(
         self, runtime: Runtime, device: Device, key: GroupedGemmConfig, candidate: Candidate, machine: Machine, stream: int, why: str
@@ -67,7 +93,8 @@ class TritonExecutable(Executable):
         self._scans = key.batch_count if key.sizes_per_batch else 1
         self._has_scan = self._mode is not RaggedDotMode.BATCH
         self._sections(key)
-        self._programmatic = candidate.kernel == "hopper" and self._has_scan
+        self._can_scan = room_for_groups(candidate, key, machine) > 0
+        self._scanning = self._can_scan
         with runtime.use_device(self._device):
             self._prepare()
         self._host = HostSizes(runtime, self._device, stream, self._scans * key.group_total)
@@ -78,7 +105,8 @@ class TritonExecutable(Executable):
         self._runs = False
         self._again: Arguments | None = None  # the call that all parameters are those of, but for out
         self._again_out = 0
-        self._scratch.reserve(self._scratch_bytes)  # ahead, so that the first call costs no more than the others
+        with runtime.use_device(self._device):
+            self._scratch.reserve(self._scratch_bytes)  # ahead, so that the first call costs no more than the others
 
     # ---- preparation -------------------------------------------------------------------------------------------------------
 
@@ -88,7 +116,7 @@ class TritonExecutable(Executable):
         self._tile_capacity = 0
         if self._mode is RaggedDotMode.NON_CONTRACTING:
             self._tile_capacity = self._scans * (key.ragged_extent // self._candidate.bm + groups)
-        bounds = 8 * self._scans * groups if self._slabs else 0
+        bounds = 8 * self._scans * groups if self._has_scan else 0
         sizes = [FAULT_BYTES, 16 * self._scans, bounds, bounds, 4, 16 * self._tile_capacity, 8 * self._scans * total]
         sizes.append(parts_bytes(self._candidate, key))
         self._offsets, self._scratch_bytes = pack_sections(sizes)
@@ -102,21 +130,28 @@ class TritonExecutable(Executable):
             self._scan_parameters = KernelParameters([Blob(SIZE, 8)])
             self._scan_launches: dict[tuple[str, bool] | None, PreparedLaunch] = {}
             self._scan = self._scan_of(None)
-            if self._scans == 1:
+            if self._scans == 1 and not self._scanning:
                 self._scan_of(("int32", False))
-        spec = spec_of(candidate, self._key, self._machine)
-        kernel = compile_kernel(spec)
-        self._parameters = KernelParameters(kernel.kinds, kernel.names)
-        self._main = self._launch_of(spec, kernel, self._parameters, programmatic=self._programmatic)
-        self._index = {name: i for i, name in enumerate(kernel.names)}
-        self._descriptors = Descriptors(runtime, kernel, self._parameters, self._key) if candidate.kernel == "hopper" else None
+        self._products: dict[bool, _Product] = {}
+        self._use(self._scanning)
         self._adder: PreparedLaunch | None = None
         if candidate.split > 1:
             spec = parts_spec(candidate, self._key, self._machine)
             adder = compile_kernel(spec)
             self._adder_parameters = KernelParameters(adder.kinds, adder.names)
             self._adder_index = {name: i for i, name in enumerate(adder.names)}
-            self._adder = self._launch_of(spec, adder, self._adder_parameters, programmatic=False)
+            self._adder = _launch_of(runtime, self._device, self._stream, spec, adder, self._adder_parameters, early=False)
+
+    def _use(self, scanning: bool) -> None:
+        """Takes the kernel that scans by itself, or the one behind a scan; a call that it cannot be used for has it made then."""
+        found = self._products.get(scanning)
+        if found is None:
+            spec = spec_of(self._candidate, self._key, self._machine, scanning=scanning)
+            early = self._candidate.kernel == "hopper" and self._has_scan and not scanning
+            found = _Product(self._runtime, self._device, self._stream, self._key, self._candidate, spec, early=early)
+            self._products[scanning] = found
+        self._main, self._parameters, self._index, self._descriptors = found.launch, found.parameters, found.index, found.descriptors
+        self._scanning, self._bound = scanning, None
 
     def _scan_of(self, special: tuple[str, bool] | None) -> PreparedLaunch:
         found = self._scan_launches.get(special)
@@ -126,14 +161,6 @@ class TritonExecutable(Executable):
             found = self._runtime.prepare_launch(function, (blocks, 1, 1), (THREADS, 1, 1), 0, self._stream, self._scan_parameters)
             self._scan_launches[special] = found
         return found
-
-    def _launch_of(self, spec: KernelSpec, kernel: CompiledKernel, parameters: KernelParameters, *, programmatic: bool) -> PreparedLaunch:
-        module = _module_of(self._runtime, self._device, spec, kernel)
-        function = module.get_function(kernel.name, kernel.shared)
-        block = (kernel.threads, 1, 1)
-        if programmatic:
-            return self._runtime.prepare_launch(function, (1, 1, 1), block, kernel.shared, self._stream, parameters, programmatic=True)
-        return self._runtime.prepare_launch(function, (1, 1, 1), block, kernel.shared, self._stream, parameters)
 
     # ---- a call ------------------------------------------------------------------------------------------------------------
 
@@ -148,7 +175,7 @@ class TritonExecutable(Executable):
                 self._look_at(a, base, capture)
             elif a.out != self._again_out:
                 self._bind_out(a.out)
-            if self._has_scan:
+            if self._has_scan and not self._scanning:
                 self._scan.run()
             if self._runs:
                 self._main.run()
@@ -186,17 +213,32 @@ class TritonExecutable(Executable):
     def _bind(self, a: Arguments, call: tuple[Any, ...], base: int, sizes: int, capture: int) -> None:
         """Brings all parameters up to date."""
         self._last, self._again = (), None
+        scanning = self._can_scan and self._may_scan(a, sizes)
+        if scanning is not self._scanning:
+            self._use(scanning)
         same_config = a.config is self._bound
         if not same_config:
             self._bind_config(a.config)
         if base != self._scratch_at or not same_config:
             self._scratch_at = base
             self._fault_at.add(base + self._fault)
-        if self._has_scan:
+        if self._scanning:
+            self._bind_sizes(a, base, sizes)
+        elif self._has_scan:
             self._bind_scan(a, base, sizes, capture)
         if self._runs:
             self._bind_operands(a, base)
         self._bound, self._last = a.config, call
+
+    @staticmethod
+    def _may_scan(a: Arguments, sizes: int) -> bool:
+        """Whether the multiplying kernel can read the sizes as they lie, and runs at all."""
+        c, view = a.config, a.group_sizes
+        if 0 in (c.m, c.n, c.batch_count) or not isinstance(a.group_offset, int) or a.group_offset:
+            return False
+        if view.device.kind == "cpu":
+            return True  # they come as int64
+        return view.dtype.name in ("int32", "int64") and sizes % 4 == 0 and view.strides[-1] % 4 == 0
 
     def _bind_config(self, config: GroupedGemmConfig) -> None:
         """Extents, strides and scalars."""
@@ -207,12 +249,14 @@ class TritonExecutable(Executable):
         column_tiles = -(-c.n // k.bn)
         if self._slabs:
             self._runs = 0 not in (c.m, c.n, c.batch_count, c.group_count)
-            put.update(rows=c.m, active=int(c.alpha != 0), window=max(1, min(8, row_tiles)))
+            put.update(extent=c.k, rows=c.m, active=int(c.alpha != 0), window=max(1, min(8, row_tiles)))
             tiles = c.group_count * c.batch_count * row_tiles * column_tiles * k.split
         else:
             self._runs = 0 not in (c.m, c.n, c.batch_count)
             average = c.m if not self._has_scan else c.m / max(c.group_count, 1)
             window = max(1, min(16, round(average / k.bm)))
+            if k.kernel == "hopper":
+                window = max(1, _ROWS_SIDE_BY_SIDE // k.bm)
             put.update(rows_total=c.m, depth=c.k if c.alpha else 0, window=window, zero_tail=0)
             tiles = c.batch_count * (row_tiles + (c.group_count if self._has_scan else 0)) * column_tiles
         put["beta"] = c.beta
@@ -253,8 +297,8 @@ class TritonExecutable(Executable):
             a if not on_host else self._host.described(a),
             sizes,
             mode=RAGGED_K if self._slabs else RAGGED_N,
-            starts=base + self._starts if self._slabs else 0,
-            ends=base + self._ends if self._slabs else 0,
+            starts=base + self._starts,
+            ends=base + self._ends,
             cover=base + self._cover,
             fault=base + self._fault,
         )
@@ -262,15 +306,22 @@ class TritonExecutable(Executable):
         scan.set_tiles(self._candidate.bm, tiles, base + self._tile_count, self._tile_capacity)
         self._scan_parameters[0] = scan.bytes
 
+    def _bind_sizes(self, a: Arguments, base: int, sizes: int) -> None:
+        """For the kernel that scans: where the sizes lie and how, and where a fault is noted."""
+        view = a.group_sizes
+        size, step = (8, 8) if view.device.kind == "cpu" else (view.dtype.itemsize, view.strides[-1] if view.shape[-1] > 1 else 8)
+        values = {"sizes": sizes, "sizes_step": step // 4, "wide": int(size == 8), "offsets": int(a.ends), "fault": base + self._fault}
+        for name, value in values.items():
+            self._parameters[self._index[name]] = value
+
     def _bind_operands(self, a: Arguments, base: int) -> None:
         parameters, index = self._parameters, self._index
         if self._descriptors is not None:
             self._descriptors.point(a.config, {"lhs": a.lhs or base, "rhs": a.rhs or base, "out": a.out})
         parts = base + self._parts if a.workspace is None else a.workspace.pointer
         addresses = {"lhs": a.lhs, "rhs": a.rhs, "out": a.out, "out_pointer": a.out, "c": a.c, "bias": a.bias, "parts": parts}
-        if self._slabs:
-            addresses.update(starts=base + self._starts, ends=base + self._ends)
-        else:
+        addresses.update(starts=base + self._starts, ends=base + self._ends)
+        if not self._slabs:
             addresses.update(tiles=base + self._tiles, tile_count=base + self._tile_count, cover=base + self._cover)
             parameters[index["zero_tail"]] = int(a.tail == "zero" and self._has_scan)
         for name, value in addresses.items():

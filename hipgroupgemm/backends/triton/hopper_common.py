@@ -5,6 +5,14 @@ busy while a tile is finished. One or more *consumers*, four warps each, multipl
 operand with the others. They do not wait for each other: while one stores its rows, the others go on multiplying, and it may be ahead
 of them by as many steps as the ring is deep.
 
+The copying warp also finds out which tile comes next and where it lies, and leaves that with the tile's first stage (`tell`, `hear`): the
+others wait for that stage anyway, and what they do between two tiles is what the matrix unit waits for. A tile always has one
+step at least, of zeros if there is nothing to add up, so that accumulators need not be cleared.
+
+Groups are scanned in one of two ways. Up to 1024 of them are scanned here, by every block for itself before it starts, from sizes to
+tables in shared memory (`scan_groups`); that is quicker than a launch in front of this one. All else goes through the shared device
+routine, whose tables are read from global memory (GROUPS = 0).
+
 Ragged tiles need no masks. An operand with ragged rows is described to the copy engine with two axes j and i that step over rows
 alike: element (j, i) is row j + i. A box is placed so that it sticks out of i's range where valid rows end. What is outside arrives
 as zeros and is not stored, so no other group's rows are ever read: NaN there cannot come in.
@@ -24,9 +32,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 FAR = gl.constexpr(1 << 30)
+LEAST = gl.constexpr(-(1 << 63))
+FIELDS = gl.constexpr(4)
+# kinds of faults, as in device/arguments.h
+NEGATIVE = gl.constexpr(1)
+PAST_END = gl.constexpr(2)
+OFFSETS = gl.constexpr(3)
 # renamed between Triton 3.6 and 3.9
 copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+reinterpret = getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret
+NUMBERS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
@@ -46,6 +63,9 @@ def place(t, tiles, window, columns):
     return first + rem % size, rem // size
 
 
+# ---- the ring -------------------------------------------------------------------------------------------------------------------
+
+
 @gluon.jit
 def make_ring(STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
     """The stages' barriers: full (copies have arrived) and empty (all consumers are done)."""
@@ -59,9 +79,126 @@ def make_ring(STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
 
 
 @gluon.jit
+def tell(notes, at, a, b, c, d):
+    """The copying warp leaves four numbers for the consumers, before it declares a stage full."""
+    layout: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
+    i = gl.arange(0, 4, layout=layout)
+    notes.index(at).store(gl.where(i == 0, a, gl.where(i == 1, b, gl.where(i == 2, c, d))))
+    block_barrier()
+
+
+@gluon.jit
+def hear(notes, at):
+    """The four numbers, once the stage is full and before it is declared empty."""
+    layout: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    i = gl.arange(0, 4, layout=layout)
+    x = notes.index(at).load(layout)
+    a = gl.sum(gl.where(i == 0, x, 0), 0)
+    b = gl.sum(gl.where(i == 1, x, 0), 0)
+    c = gl.sum(gl.where(i == 2, x, 0), 0)
+    d = gl.sum(gl.where(i == 3, x, 0), 0)
+    return a, b, c, d
+
+
+@gluon.jit
 def skip_steps(steps, step, full, empty, STAGES: gl.constexpr):
     """Lets `steps` stages pass: for a consumer without rows in this tile."""
     for i in range(0, steps):
         stage = (step + i) % STAGES
         mbarrier.wait(full.index(stage), ((step + i) // STAGES) & 1)
         mbarrier.arrive(empty.index(stage), count=1)
+
+
+# ---- the scan -------------------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _sum(a, b):
+    return a + b
+
+
+@gluon.jit
+def _largest(a, b):
+    return gl.maximum(a, b)
+
+
+@gluon.jit
+def _read_sizes(sizes, i, groups, step, wide):
+    """int32 or (wide) int64 values, `step` 4-byte words apart; zeros beyond the groups."""
+    there = (i >= 0) & (i < groups)
+    at = sizes + i.to(gl.int64) * step
+    low = gl.load(at, mask=there, other=0).to(gl.int64)
+    high = gl.load(at + 1, mask=there & (wide != 0), other=0).to(gl.int64)
+    return gl.where(wide != 0, (high << 32) | (low & 0xFFFFFFFF), low)
+
+
+@gluon.jit
+def scan_groups(sizes, step, wide, offsets, groups, extent, fault, ends, tile_ends, GROUPS: gl.constexpr, BM: gl.constexpr):
+    """Sizes (or end offsets) -> tables in shared memory: the end of each group's rows, and of its row tiles of BM rows.
+
+    The rules are those of `device/scan.h`. The first block notes the first fault, if none is noted.
+
+    Returns:
+        the number of row tiles, and of covered rows.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([GROUPS // 128], [32], [4], [0])
+    i = gl.arange(0, GROUPS, layout=layout)
+    most = extent.to(gl.int64)
+    raw = _read_sizes(sizes, i, groups, step, wide)
+    if offsets != 0:
+        before = _read_sizes(sizes, i - 1, groups, step, wide)
+        own = gl.minimum(gl.maximum(raw, 0), most)
+        end = gl.associative_scan(own, 0, _largest)
+        start = gl.associative_scan(gl.minimum(gl.maximum(before, 0), most), 0, _largest)
+        wrong = (raw < 0) | (raw > most) | (own < start)
+    else:
+        own = gl.minimum(gl.maximum(raw, 0), most + 1)
+        end = gl.associative_scan(own, 0, _sum)
+        start = end - own
+        wrong = (raw < 0) | ((end > most) & (start <= most))
+    first = gl.min(gl.where(wrong & (i < groups), i, GROUPS), 0)
+    if (first < groups) & (gl.program_id(0) == 0):
+        here = i == first
+        value = gl.sum(gl.where(here, raw, 0), 0)
+        rows = gl.sum(gl.where(here, start, 0), 0)
+        if (gl.load(fault) & 0xFFFFFFFF) == 0:
+            kind = gl.where(offsets != 0, OFFSETS, gl.where(value < 0, NEGATIVE, PAST_END))
+            short = gl.where(value < LEAST + rows, LEAST, value - rows)
+            gl.store(fault, kind.to(gl.int64))  # the upper half is the batch
+            gl.store(fault + 1, first.to(gl.int64))
+            gl.store(fault + 2, gl.where(offsets != 0, short, value))
+            gl.store(fault + 3, most - rows)
+    end = gl.minimum(end, most).to(gl.int32)
+    start = gl.minimum(start, most).to(gl.int32)
+    tiles = gl.where(i < groups, (end - start + BM - 1) // BM, 0)
+    ends.store(end)
+    tile_ends.store(gl.associative_scan(tiles, 0, _sum))
+    found, covered = gl.sum(tiles, 0), gl.max(end, 0)
+    # What warp_specialize hands to the other warps may be written where the reductions above have their scratch, and Triton sees no
+    # need to wait for the slowest warp's reading there. Without this a warp now and then took one number for the other, and all hung.
+    block_barrier()
+    return found, covered
+
+
+@gluon.jit
+def read_number(table, i):
+    """Entry i of a table, for the copying warp."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    return gl.max(table.index(i).load(layout), 0)
+
+
+@gluon.jit
+def read_bounds(table, i):
+    """(entry i - 1, or 0; entry i) of a table."""
+    before = read_number(table, gl.maximum(i - 1, 0))
+    return gl.where(i > 0, before, 0), read_number(table, i)
+
+
+@gluon.jit
+def find_group(tile_ends, tile, LOG: gl.constexpr):
+    """The first group whose tiles end behind `tile`."""
+    found = tile * 0
+    for s in gl.static_range(LOG):
+        behind = found + (1 << (LOG - 1 - s))
+        found = gl.where(read_number(tile_ends, behind - 1) <= tile, behind, found)
+    return found

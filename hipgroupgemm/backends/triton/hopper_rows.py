@@ -7,58 +7,105 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from hipgroupgemm.backends.triton.hopper_common import FAR, copy_in, copy_out, make_ring, place, skip_steps, wait_for_scan
+from hipgroupgemm.backends.triton.hopper_common import (
+    FAR,
+    FIELDS,
+    NUMBERS,
+    copy_in,
+    copy_out,
+    find_group,
+    hear,
+    make_ring,
+    place,
+    read_bounds,
+    reinterpret,
+    scan_groups,
+    skip_steps,
+    tell,
+    wait_for_scan,
+)
+
+EVEN = gl.constexpr(4)  # of so many row tiles of a group each gets as many rows; of fewer the last gets what is left
 
 
 @gluon.jit
-def row_tile_count(tile_count, rows_total, BM: gl.constexpr, TABLE: gl.constexpr):
-    """Row tiles: those of the table, or without one those of all rows."""
-    if TABLE:
+def row_tile_count(found, tile_count, rows_total, BM: gl.constexpr, GROUPS: gl.constexpr, TABLE: gl.constexpr):
+    """Row tiles: those that the block found, those of the table, or without groups those of all rows."""
+    if GROUPS > 0:
+        return found
+    elif TABLE:
         return gl.load(tile_count)
     else:
         return gl.cdiv(rows_total, BM)
 
 
 @gluon.jit
-def read_tile(tiles, tm, rows_total, BM: gl.constexpr, TABLE: gl.constexpr):
-    """(problem, rows, first row) of a row tile."""
-    if TABLE:
-        at = tiles + tm * 4
-        return gl.load(at), gl.load(at + 1), gl.load(at + 2)
+def read_tile(
+    tile, tiles, starts, ends, end_table, tile_table, rows_total, row_tiles,
+    BM: gl.constexpr, GROUPS: gl.constexpr, LOG: gl.constexpr, TABLE: gl.constexpr,
+):  # fmt: skip
+    """(problem, its first row, the end of its rows, its first row tile) of a row tile."""
+    if GROUPS > 0:
+        g = find_group(tile_table, tile, LOG)
+        begin, end = read_bounds(end_table, g)
+        first, _ = read_bounds(tile_table, g)
+        return g, begin, end, first
+    elif TABLE:
+        at = tiles + tile * 4
+        problem, row = gl.load(at), gl.load(at + 2)
+        begin, end = gl.load(starts + problem).to(gl.int32), gl.load(ends + problem).to(gl.int32)
+        return problem, begin, end, tile - (row - begin) // BM
     else:
-        return tm * 0, gl.minimum(rows_total - tm * BM, BM), tm * BM
+        return tile * 0, tile * 0, rows_total, tile * 0
 
 
 @gluon.jit
 def copies(
-    lhs, rhs, tiles, tile_count, rows_total, columns, depth, groups, outer, window, a_ring, b_ring, full, empty,
+    lhs, rhs, tiles, tile_count, starts, ends, found, end_table, tile_table, rows_total, columns, depth, groups, outer, window,
+    a_ring, b_ring, notes, full, empty,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-    RHS_K_INNER: gl.constexpr, TABLE: gl.constexpr, PROGRAMMATIC: gl.constexpr,
+    RHS_K_INNER: gl.constexpr, GROUPS: gl.constexpr, LOG: gl.constexpr, TABLE: gl.constexpr, PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp."""
+    """The copying warp.
+
+    Tiles of a group stand together: up to `window` row tiles go through all columns side by side, so that weights are read
+    once for so many rows. What a larger group has is shared out evenly, and so are its rows among its tiles: blocks whose tiles were
+    shorter would run ahead, and what they read would have left the cache when the others want it.
+    """
     wait_for_scan(PROGRAMMATIC)
     CM: gl.constexpr = BM // CONSUMERS
     column_tiles = gl.cdiv(columns, BN)
-    row_tiles = row_tile_count(tile_count, rows_total, BM, TABLE)
+    row_tiles = row_tile_count(found, tile_count, rows_total, BM, GROUPS, TABLE)
     per = row_tiles * column_tiles
+    beyond = gl.where(depth > 0, 0, FAR)  # nothing is read there: zeros
     step = 0
     for t in range(gl.program_id(0), per * outer, gl.num_programs(0)):
-        tm, tn = place(t % per, row_tiles, window, column_tiles)
-        problem, rows, first = read_tile(tiles, tm, rows_total, BM, TABLE)
+        nth = t % per
+        problem, begin, end, first_tile = read_tile(
+            nth // column_tiles, tiles, starts, ends, end_table, tile_table, rows_total, row_tiles, BM, GROUPS, LOG, TABLE
+        )
+        own_tiles = gl.cdiv(end - begin, BM)
+        side_by_side = gl.cdiv(own_tiles, gl.cdiv(own_tiles, window))
+        tm, tn = place(nth - first_tile * column_tiles, own_tiles, side_by_side, column_tiles)
+        height = gl.where(own_tiles >= EVEN, gl.cdiv(end - begin, own_tiles), BM)
+        first = begin + tm * height
+        rows = gl.minimum(height, end - first)
         b = t // per + problem // groups
         g = problem % groups
-        for k in range(0, depth, BK):
+        for k in range(0, gl.maximum(depth, 1), BK):
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+            if k == 0:
+                tell(notes, stage, rows, first + rows, b, tn * BN)
             ready = full.index(stage)
             mbarrier.expect(ready, (BM + BN) * BK * 2)
             for i in gl.static_range(CONSUMERS):
-                at = [b, FAR, first + rows, gl.minimum(FAR - rows + i * CM, FAR - 1), k]
+                at = [b, FAR, first + rows, gl.minimum(FAR - rows + i * CM, FAR - 1), k + beyond]
                 copy_in(lhs, at, ready, a_ring.index(stage * CONSUMERS + i))
             if RHS_K_INNER:
-                copy_in(rhs, [g, b, tn * BN, k], ready, b_ring.index(stage))
+                copy_in(rhs, [g, b, tn * BN, k + beyond], ready, b_ring.index(stage))
             else:
-                copy_in(rhs, [g, b, k, tn * BN], ready, b_ring.index(stage))
+                copy_in(rhs, [g, b, k + beyond, tn * BN], ready, b_ring.index(stage))
             step += 1
 
 
@@ -93,27 +140,26 @@ def store_rows(
 
 @gluon.jit
 def products(
-    out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
-    a_ring, b_ring, buffers, full, empty,
+    out, tile_count, cover, found, covered, rows_total, columns, depth, batches, scans, zero_tail, alpha,
+    a_ring, b_ring, buffers, notes, full, empty,
     WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-    MMA_N: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, RHS_K_INNER: gl.constexpr, TABLE: gl.constexpr,
-    PROGRAMMATIC: gl.constexpr,
+    MMA_N: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, RHS_K_INNER: gl.constexpr, GROUPS: gl.constexpr,
+    TABLE: gl.constexpr, PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
     """Consumer number WHICH."""
     wait_for_scan(PROGRAMMATIC)
     CM: gl.constexpr = BM // CONSUMERS
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MMA_N, 16])
     column_tiles = gl.cdiv(columns, BN)
-    row_tiles = row_tile_count(tile_count, rows_total, BM, TABLE)
-    per = row_tiles * column_tiles
+    row_tiles = row_tile_count(found, tile_count, rows_total, BM, GROUPS, TABLE)
     outer = batches // scans
-    steps = gl.cdiv(depth, BK)
+    steps = gl.cdiv(gl.maximum(depth, 1), BK)
     step = 0
-    for t in range(gl.program_id(0), per * outer, gl.num_programs(0)):
-        tm, tn = place(t % per, row_tiles, window, column_tiles)
-        problem, rows, first = read_tile(tiles, tm, rows_total, BM, TABLE)
+    acc = gl.zeros([CM, BN], gl.float32, layout)
+    for _ in range(gl.program_id(0), row_tiles * column_tiles * outer, gl.num_programs(0)):
+        mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+        rows, last, b, column = hear(notes, step % STAGES)
         if rows > WHICH * CM:
-            acc = gl.zeros([CM, BN], gl.float32, layout)
             for i in range(0, steps):
                 stage = step % STAGES
                 mbarrier.wait(full.index(stage), (step // STAGES) & 1)
@@ -122,15 +168,16 @@ def products(
                     y = b_ring.index(stage).reshape([BN, BK]).permute((1, 0))
                 else:
                     y = b_ring.index(stage).reshape([BK, BN])
-                acc = warpgroup_mma(x, y, acc, is_async=True)
+                acc = warpgroup_mma(x, y, acc, use_acc=i > 0, is_async=True)
                 acc = warpgroup_mma_wait(1, deps=[acc])
                 if i > 0:
                     mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
                 step += 1
             acc = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=steps > 0)
-            b = t // per + problem // groups
-            store_rows(out, acc * alpha, buffers, WHICH, b, first + rows, FAR - rows + WHICH * CM, tn * BN, CM, BN, SUBTILES, BUFFERS)
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+            if alpha != 1.0:
+                acc = acc * alpha
+            store_rows(out, acc, buffers, WHICH, b, last, FAR - rows + WHICH * CM, column, CM, BN, SUBTILES, BUFFERS)
         else:
             skip_steps(steps, step, full, empty, STAGES)
             step += steps
@@ -141,9 +188,12 @@ def products(
             buffer.reshape([CM, BN // SUBTILES]).store(gl.zeros([CM, BN // SUBTILES], buffer.dtype, layout))
             fence_async_shared()
             for b in range(0, batches):
-                scanned = b * (scans > 1).to(gl.int32)
-                begin = gl.load(cover + scanned * 2).to(gl.int32)
-                end = gl.load(cover + scanned * 2 + 1).to(gl.int32)
+                if GROUPS > 0:
+                    begin, end = rows_total * 0, covered
+                else:
+                    scanned = b * (scans > 1).to(gl.int32)
+                    begin = gl.load(cover + scanned * 2).to(gl.int32)
+                    end = gl.load(cover + scanned * 2 + 1).to(gl.int32)
                 head = gl.cdiv(begin, BM)
                 tail = gl.cdiv(rows_total - end, BM)
                 for t in range(gl.program_id(0), (head + tail) * column_tiles, gl.num_programs(0)):
@@ -162,72 +212,89 @@ def products(
 
 @gluon.jit
 def non_contracting(
-    lhs, rhs, out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
+    lhs, rhs, out, tiles, tile_count, cover, starts, ends, sizes, sizes_step, fault, rows_total, columns, depth, groups, batches, scans,
+    window, zero_tail, wide, offsets, alpha,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, MMA_N: gl.constexpr,
-    SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, RHS_K_INNER: gl.constexpr,
-    TABLE: gl.constexpr,
-    PROGRAMMATIC: gl.constexpr,
+    SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, GROUPS: gl.constexpr, LOG: gl.constexpr,
+    RHS_K_INNER: gl.constexpr, TABLE: gl.constexpr, PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
     """`portable.non_contracting`, with descriptors for operands.
 
     Args:
         lhs: (batch, w, j, i, k), boxes (1, 1, 1, BM / CONSUMERS, BK). rhs: (g, batch, k, n) or, RHS_K_INNER, (g, batch, n, k), boxes
             (1, 1, BK, BN) or (1, 1, BN, BK). out: (batch, w, j, i, n), boxes (1, 1, 1, BM / CONSUMERS, BN / SUBTILES).
+        tiles, tile_count, cover, starts, ends: what the scan in front of this has found, without GROUPS.
+        sizes, sizes_step, wide, offsets, fault: for `scan_groups`, with GROUPS.
+        window: row tiles that go through the columns side by side, at the most.
         REGISTERS, SPARE: a thread of a consumer and of the copying warp.
+        GROUPS: that the block has room to scan, a power of two from 128, or 0: they were scanned before. LOG: its logarithm.
     """
     a_ring = gl.allocate_shared_memory(lhs.dtype, [STAGES * CONSUMERS] + lhs.block_type.shape, lhs.layout)
     b_ring = gl.allocate_shared_memory(rhs.dtype, [STAGES] + rhs.block_type.shape, rhs.layout)
     buffers = gl.allocate_shared_memory(out.dtype, [CONSUMERS * BUFFERS] + out.block_type.shape, out.layout)
+    notes = gl.allocate_shared_memory(gl.int32, [STAGES, FIELDS], NUMBERS)
     full, empty = make_ring(STAGES, CONSUMERS)
+    ROOM: gl.constexpr = GROUPS if GROUPS > 0 else 1
+    end_table = gl.allocate_shared_memory(gl.int32, [ROOM, 1], NUMBERS)
+    tile_table = gl.allocate_shared_memory(gl.int32, [ROOM, 1], NUMBERS)
+    found, covered = rows_total * 0, rows_total * 0
+    if GROUPS > 0:
+        found, covered = scan_groups(
+            sizes, sizes_step, wide, offsets, groups, rows_total, fault,
+            reinterpret(end_table, gl.int32, [GROUPS], NUMBERS), reinterpret(tile_table, gl.int32, [GROUPS], NUMBERS), GROUPS, BM,
+        )  # fmt: skip
     # the tuples stand in place: constexpr values would not survive an assignment
     if CONSUMERS == 1:
         gl.warp_specialize([
             (products, (
-                out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
-                a_ring, b_ring, buffers, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                out, tile_count, cover, found, covered, rows_total, columns, depth, batches, scans, zero_tail, alpha,
+                a_ring, b_ring, buffers, notes, full, empty,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC,
             )),
             (copies, (
-                lhs, rhs, tiles, tile_count, rows_total, columns, depth, groups, batches // scans, window, a_ring, b_ring, full, empty,
-                BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                lhs, rhs, tiles, tile_count, starts, ends, found, end_table, tile_table, rows_total, columns, depth, groups,
+                batches // scans, window, a_ring, b_ring, notes, full, empty,
+                BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC,
             )),
         ], [1], [SPARE])  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize([
             (products, (
-                out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
-                a_ring, b_ring, buffers, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                out, tile_count, cover, found, covered, rows_total, columns, depth, batches, scans, zero_tail, alpha,
+                a_ring, b_ring, buffers, notes, full, empty,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC,
             )),
             (products, (
-                out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
-                a_ring, b_ring, buffers, full, empty,
-                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                out, tile_count, cover, found, covered, rows_total, columns, depth, batches, scans, zero_tail, alpha,
+                a_ring, b_ring, buffers, notes, full, empty,
+                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC,
             )),
             (copies, (
-                lhs, rhs, tiles, tile_count, rows_total, columns, depth, groups, batches // scans, window, a_ring, b_ring, full, empty,
-                BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                lhs, rhs, tiles, tile_count, starts, ends, found, end_table, tile_table, rows_total, columns, depth, groups,
+                batches // scans, window, a_ring, b_ring, notes, full, empty,
+                BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC,
             )),
         ], [4, 1], [REGISTERS, SPARE])  # fmt: skip
     else:
         gl.warp_specialize([
             (products, (
-                out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
-                a_ring, b_ring, buffers, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                out, tile_count, cover, found, covered, rows_total, columns, depth, batches, scans, zero_tail, alpha,
+                a_ring, b_ring, buffers, notes, full, empty,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC,
             )),
             (products, (
-                out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
-                a_ring, b_ring, buffers, full, empty,
-                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                out, tile_count, cover, found, covered, rows_total, columns, depth, batches, scans, zero_tail, alpha,
+                a_ring, b_ring, buffers, notes, full, empty,
+                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC,
             )),
             (products, (
-                out, tiles, tile_count, cover, rows_total, columns, depth, groups, batches, scans, window, zero_tail, alpha,
-                a_ring, b_ring, buffers, full, empty,
-                2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                out, tile_count, cover, found, covered, rows_total, columns, depth, batches, scans, zero_tail, alpha,
+                a_ring, b_ring, buffers, notes, full, empty,
+                2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC,
             )),
             (copies, (
-                lhs, rhs, tiles, tile_count, rows_total, columns, depth, groups, batches // scans, window, a_ring, b_ring, full, empty,
-                BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, TABLE, PROGRAMMATIC,
+                lhs, rhs, tiles, tile_count, starts, ends, found, end_table, tile_table, rows_total, columns, depth, groups,
+                batches // scans, window, a_ring, b_ring, notes, full, empty,
+                BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC,
             )),
         ], [4, 4, 1], [REGISTERS, REGISTERS, SPARE])  # fmt: skip

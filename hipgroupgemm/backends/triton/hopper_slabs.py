@@ -1,30 +1,47 @@
 """CONTRACTING on sm_90: 16-bit operands, beta = 0. How it works: `hopper_common`."""
 
 # mypy: ignore-errors
-# ruff: noqa: RUF005, RUF059
+# ruff: noqa: RUF005
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from hipgroupgemm.backends.triton.hopper_common import copy_in, copy_out, make_ring, place, skip_steps, wait_for_scan
+from hipgroupgemm.backends.triton.hopper_common import (
+    FIELDS,
+    NUMBERS,
+    copy_in,
+    copy_out,
+    hear,
+    make_ring,
+    place,
+    read_bounds,
+    reinterpret,
+    scan_groups,
+    skip_steps,
+    tell,
+    wait_for_scan,
+)
 
 
 @gluon.jit
-def read_slab(starts, ends, slab, groups, scans, active):
+def read_slab(slab, starts, ends, end_table, groups, scans, active, GROUPS: gl.constexpr):
     """(group, batch, begin, end) of a slab; nothing to read where alpha is 0."""
     g = slab % groups
     b = slab // groups
-    at = b * (scans > 1).to(gl.int32) * groups + g
-    begin = gl.load(starts + at).to(gl.int32)
-    end = gl.load(ends + at).to(gl.int32)
+    if GROUPS > 0:
+        begin, end = read_bounds(end_table, g)
+    else:
+        at = b * (scans > 1).to(gl.int32) * groups + g
+        begin, end = gl.load(starts + at).to(gl.int32), gl.load(ends + at).to(gl.int32)
     return g, b, begin, gl.where(active != 0, end, begin)
 
 
 @gluon.jit
 def copies(
-    lhs, rhs, starts, ends, rows, columns, groups, batches, scans, window, active, a_ring, b_ring, full, empty,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PROGRAMMATIC: gl.constexpr,
+    lhs, rhs, starts, ends, end_table, rows, columns, groups, batches, scans, window, active, a_ring, b_ring, notes, full, empty,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, GROUPS: gl.constexpr,
+    PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
     """The copying warp."""
     wait_for_scan(PROGRAMMATIC)
@@ -35,11 +52,15 @@ def copies(
     step = 0
     for t in range(gl.program_id(0), groups * batches * per, gl.num_programs(0)):
         tm, tn = place(t % per, row_tiles, window, column_tiles)
-        g, b, begin, end = read_slab(starts, ends, t // per, groups, scans, active)
-        for k in range(begin, end, BK):
+        g, b, begin, end = read_slab(t // per, starts, ends, end_table, groups, scans, active, GROUPS)
+        # an empty group has one step, of nothing
+        for k in range(begin, gl.maximum(end, begin + 1), BK):
             stage = step % STAGES
             valid = gl.minimum(end - k, BK)
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+            if k == begin:
+                tell(notes, 2 * stage, gl.cdiv(gl.maximum(end - begin, 1), BK), tm * BM, tn * BN, 0)
+                tell(notes, 2 * stage + 1, g, b, 0, 0)
             ready = full.index(stage)
             mbarrier.expect(ready, (BM + BN) * BK * 2)
             for i in gl.static_range(CONSUMERS):
@@ -102,43 +123,41 @@ def store_directly(
 
 @gluon.jit
 def products(
-    out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
-    a_ring, b_ring, buffers, full, empty,
+    out, out_pointer, out_g, out_b, out_m, rows, columns, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
     WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-    MMA_N: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, PROGRAMMATIC: gl.constexpr,
+    MMA_N: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
     """Consumer number WHICH."""
-    wait_for_scan(PROGRAMMATIC)
     CM: gl.constexpr = BM // CONSUMERS
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MMA_N, 16])
-    row_tiles = gl.cdiv(rows, BM)
-    column_tiles = gl.cdiv(columns, BN)
-    per = row_tiles * column_tiles
+    tiles = groups * batches * gl.cdiv(rows, BM) * gl.cdiv(columns, BN)
     step = 0
-    for t in range(gl.program_id(0), groups * batches * per, gl.num_programs(0)):
-        tm, tn = place(t % per, row_tiles, window, column_tiles)
-        g, b, begin, end = read_slab(starts, ends, t // per, groups, scans, active)
-        steps = gl.cdiv(end - begin, BK)
-        if rows > tm * BM + WHICH * CM:
-            acc = gl.zeros([CM, BN], gl.float32, layout)
+    acc = gl.zeros([CM, BN], gl.float32, layout)
+    for _ in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+        steps, first, column, _ = hear(notes, 2 * (step % STAGES))
+        g, b, _, _ = hear(notes, 2 * (step % STAGES) + 1)
+        row = first + WHICH * CM
+        if rows > row:
             for i in range(0, steps):
                 stage = step % STAGES
                 mbarrier.wait(full.index(stage), (step // STAGES) & 1)
                 x = a_ring.index(stage * CONSUMERS + WHICH).reshape([BK, CM]).permute((1, 0))
                 y = b_ring.index(stage).reshape([BK, BN])
-                acc = warpgroup_mma(x, y, acc, is_async=True)
+                acc = warpgroup_mma(x, y, acc, use_acc=i > 0, is_async=True)
                 acc = warpgroup_mma_wait(1, deps=[acc])
                 if i > 0:
                     mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
                 step += 1
             acc = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=steps > 0)
-            row = tm * BM + WHICH * CM
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+            if alpha != 1.0:
+                acc = acc * alpha
             if SUBTILES == 0:
                 slab = out_pointer + g.to(gl.int64) * out_g + b.to(gl.int64) * out_b
-                store_directly(slab, acc * alpha, row, tn * BN, rows, columns, out_m, CM, BN, BUFFERS > 1)
+                store_directly(slab, acc, row, column, rows, columns, out_m, CM, BN, BUFFERS > 1)
             else:
-                store_slab(out, acc * alpha, buffers, WHICH, g, b, row, tn * BN, CM, BN, SUBTILES, BUFFERS)
+                store_slab(out, acc, buffers, WHICH, g, b, row, column, CM, BN, SUBTILES, BUFFERS)
         else:
             skip_steps(steps, step, full, empty, STAGES)
             step += steps
@@ -147,72 +166,83 @@ def products(
 
 @gluon.jit
 def contracting(
-    lhs, rhs, out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
+    lhs, rhs, out, out_pointer, out_g, out_b, out_m, starts, ends, sizes, sizes_step, fault, extent, rows, columns, groups, batches, scans,
+    window, active, wide, offsets, alpha,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, MMA_N: gl.constexpr,
-    SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, PROGRAMMATIC: gl.constexpr,
+    SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, GROUPS: gl.constexpr,
+    PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
     """`portable.contracting`, with descriptors for operands.
 
     Args:
         lhs: (batch, j, i, m), boxes (1, 1, BK, BM / CONSUMERS). rhs: (batch, j, i, n), boxes (1, 1, BK, BN). out: (g, batch, m, n),
             boxes (1, 1, BM / CONSUMERS, BN / SUBTILES). out_pointer, out_g, out_b, out_m: the same with its strides (elements).
+        starts, ends: what the scan in front of this has found, without GROUPS.
+        sizes, sizes_step, wide, offsets, fault, extent: for `scan_groups`, with GROUPS.
         SUBTILES: 0 stores from registers, past the caches with BUFFERS 2; 1 or 2 are pieces for the copy engine.
         REGISTERS, SPARE: a thread of a consumer and of the copying warp.
+        GROUPS: that the block has room to scan, a power of two from 128, or 0: they were scanned before.
     """
     a_ring = gl.allocate_shared_memory(lhs.dtype, [STAGES * CONSUMERS] + lhs.block_type.shape, lhs.layout)
     b_ring = gl.allocate_shared_memory(rhs.dtype, [STAGES] + rhs.block_type.shape, rhs.layout)
     BUFFERED: gl.constexpr = CONSUMERS * BUFFERS if SUBTILES > 0 else 1
     buffers = gl.allocate_shared_memory(out.dtype, [BUFFERED] + out.block_type.shape, out.layout)
+    notes = gl.allocate_shared_memory(gl.int32, [2 * STAGES, FIELDS], NUMBERS)
     full, empty = make_ring(STAGES, CONSUMERS)
+    ROOM: gl.constexpr = GROUPS if GROUPS > 0 else 1
+    end_table = gl.allocate_shared_memory(gl.int32, [ROOM, 1], NUMBERS)
+    tile_table = gl.allocate_shared_memory(gl.int32, [ROOM, 1], NUMBERS)
+    if GROUPS > 0:
+        scan_groups(
+            sizes, sizes_step, wide, offsets, groups, extent, fault,
+            reinterpret(end_table, gl.int32, [GROUPS], NUMBERS), reinterpret(tile_table, gl.int32, [GROUPS], NUMBERS), GROUPS, BM,
+        )  # fmt: skip
     # the tuples stand in place: constexpr values would not survive an assignment
     if CONSUMERS == 1:
         gl.warp_specialize([
             (products, (
-                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
-                a_ring, b_ring, buffers, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
+                out, out_pointer, out_g, out_b, out_m, rows, columns, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
             )),
             (copies, (
-                lhs, rhs, starts, ends, rows, columns, groups, batches, scans, window, active, a_ring, b_ring, full, empty,
-                BM, BN, BK, STAGES, CONSUMERS, PROGRAMMATIC,
+                lhs, rhs, starts, ends, end_table, rows, columns, groups, batches, scans, window, active,
+                a_ring, b_ring, notes, full, empty,
+                BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC,
             )),
         ], [1], [SPARE])  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize([
             (products, (
-                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
-                a_ring, b_ring, buffers, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
+                out, out_pointer, out_g, out_b, out_m, rows, columns, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
             )),
             (products, (
-                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
-                a_ring, b_ring, buffers, full, empty,
-                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
+                out, out_pointer, out_g, out_b, out_m, rows, columns, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
             )),
             (copies, (
-                lhs, rhs, starts, ends, rows, columns, groups, batches, scans, window, active, a_ring, b_ring, full, empty,
-                BM, BN, BK, STAGES, CONSUMERS, PROGRAMMATIC,
+                lhs, rhs, starts, ends, end_table, rows, columns, groups, batches, scans, window, active,
+                a_ring, b_ring, notes, full, empty,
+                BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC,
             )),
         ], [4, 1], [REGISTERS, SPARE])  # fmt: skip
     else:
         gl.warp_specialize([
             (products, (
-                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
-                a_ring, b_ring, buffers, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
+                out, out_pointer, out_g, out_b, out_m, rows, columns, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
             )),
             (products, (
-                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
-                a_ring, b_ring, buffers, full, empty,
-                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
+                out, out_pointer, out_g, out_b, out_m, rows, columns, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
             )),
             (products, (
-                out, out_pointer, out_g, out_b, out_m, starts, ends, rows, columns, groups, batches, scans, window, active, alpha,
-                a_ring, b_ring, buffers, full, empty,
-                2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, PROGRAMMATIC,
+                out, out_pointer, out_g, out_b, out_m, rows, columns, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+                2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
             )),
             (copies, (
-                lhs, rhs, starts, ends, rows, columns, groups, batches, scans, window, active, a_ring, b_ring, full, empty,
-                BM, BN, BK, STAGES, CONSUMERS, PROGRAMMATIC,
+                lhs, rhs, starts, ends, end_table, rows, columns, groups, batches, scans, window, active,
+                a_ring, b_ring, notes, full, empty,
+                BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC,
             )),
         ], [4, 4, 1], [REGISTERS, REGISTERS, SPARE])  # fmt: skip

@@ -8,17 +8,36 @@ from hipgroupgemm.backends.triton.candidates import Candidate, Machine
 from hipgroupgemm.backends.triton.compiler import KernelSpec, element_of
 from hipgroupgemm.config import FLOAT_BYTES, Epilogue, GroupedGemmConfig, RaggedDotMode
 
-__all__ = ["parts_spec", "spec_of"]
+__all__ = ["parts_spec", "room_for_groups", "spec_of", "table_bytes"]
+
+_MOST_GROUPS = 1024  # that a block scans by itself
 
 
-def spec_of(candidate: Candidate, config: GroupedGemmConfig, machine: Machine, *, programmatic: bool = True) -> KernelSpec:
-    """The specialisation that runs a config (a plan's key) with a candidate."""
+def spec_of(candidate: Candidate, config: GroupedGemmConfig, machine: Machine, *, scanning: bool = True) -> KernelSpec:
+    """The specialisation that runs a config (a plan's key) with a candidate; scanning: the sizes too, where the kernel can."""
     if candidate.kernel == "hopper":
-        return _hopper_spec(candidate, config, machine, programmatic)
+        return _hopper_spec(candidate, config, machine, room_for_groups(candidate, config, machine) if scanning else 0)
     return _portable_spec(candidate, config, machine)
 
 
-def _hopper_spec(k: Candidate, c: GroupedGemmConfig, machine: Machine, programmatic: bool) -> KernelSpec:
+def room_for_groups(candidate: Candidate, config: GroupedGemmConfig, machine: Machine) -> int:
+    """Groups that a block of the kernel has room to scan by itself, 0 where it cannot: then they are scanned in front of it."""
+    k, c = candidate, config
+    if k.kernel != "hopper" or c.ragged_mode is RaggedDotMode.BATCH or c.sizes_per_batch or c.group_count != c.group_total:
+        return 0
+    if not 0 < c.group_total <= _MOST_GROUPS:
+        return 0
+    room = max(128, 1 << (c.group_total - 1).bit_length())
+    needed = k.shared_bytes(FLOAT_BYTES[c.type_a], FLOAT_BYTES[c.type_d]) + table_bytes(room)
+    return room if k.blocks * (needed + 1024) <= machine.shared_memory + 1024 else 0
+
+
+def table_bytes(groups: int) -> int:
+    """Shared memory of the tables of so many groups, and of the scan that makes them."""
+    return 8 * groups + 512 if groups else 0
+
+
+def _hopper_spec(k: Candidate, c: GroupedGemmConfig, machine: Machine, groups: int) -> KernelSpec:
     element, out = element_of(c.type_a), element_of(c.type_d)
     consumers = k.warps // 4
     height = k.bm // consumers
@@ -35,6 +54,7 @@ def _hopper_spec(k: Candidate, c: GroupedGemmConfig, machine: Machine, programma
         "BUFFERS": k.buffers,
         "REGISTERS": registers,
         "SPARE": spare,
+        "GROUPS": groups,
     }
     boxes: dict[str, Any] = {}
     divisible: list[tuple[str, int]] = []
@@ -44,20 +64,24 @@ def _hopper_spec(k: Candidate, c: GroupedGemmConfig, machine: Machine, programma
         boxes["out"] = ("desc", out, (1, 1, height, k.bn // k.subtiles) if k.subtiles else (1, 1, 8, 64))
         boxes["rhs"] = ("desc", element, (1, 1, k.bk, k.bn))
         scalars = {"out_pointer": f"*{out}", "out_g": "i64", "out_b": "i64", "out_m": "i64", "starts": "*i64", "ends": "*i64"}
+        scalars.update(sizes="*i32", sizes_step="i64", fault="*i64")
         vector = 16 // FLOAT_BYTES[c.type_d]
         divisible = [("out_pointer", 16), ("out_g", vector), ("out_b", vector), ("out_m", vector)]
         divisible += [("columns", 16)] if c.n % 16 == 0 else []
-        scalars.update(dict.fromkeys(("rows", "columns", "groups", "batches", "scans", "window", "active"), "i32"))
-        constants["PROGRAMMATIC"] = programmatic
+        scalars.update(dict.fromkeys(("extent", "rows", "columns", "groups", "batches", "scans"), "i32"))
+        scalars.update(dict.fromkeys(("window", "active", "wide", "offsets"), "i32"))
+        constants["PROGRAMMATIC"] = not groups
     else:
         function = "non_contracting"
         boxes["lhs"] = ("desc", element, (1, 1, 1, height, k.bk))
         boxes["out"] = ("desc", out, (1, 1, 1, height, k.bn // k.subtiles))
         boxes["rhs"] = ("desc", element, (1, 1, k.bn, k.bk) if c.trans_b else (1, 1, k.bk, k.bn))
-        scalars = {"tiles": "*i32", "tile_count": "*i32", "cover": "*i64"}
+        scalars = {"tiles": "*i32", "tile_count": "*i32", "cover": "*i64", "starts": "*i64", "ends": "*i64"}
+        scalars.update(sizes="*i32", sizes_step="i64", fault="*i64")
         scalars.update(dict.fromkeys(("rows_total", "columns", "depth", "groups", "batches", "scans", "window", "zero_tail"), "i32"))
+        scalars.update(wide="i32", offsets="i32")
         table = c.ragged_mode is RaggedDotMode.NON_CONTRACTING
-        constants.update(RHS_K_INNER=c.trans_b, TABLE=table, PROGRAMMATIC=programmatic and table)
+        constants.update(LOG=max(groups, 1).bit_length() - 1, RHS_K_INNER=c.trans_b, TABLE=table, PROGRAMMATIC=table and not groups)
     signature = {"lhs": boxes["lhs"], "rhs": boxes["rhs"], "out": boxes["out"], **scalars, "alpha": "fp32"}
     signature.update(dict.fromkeys(constants, "constexpr"))
     module = "hopper_slabs" if function == "contracting" else "hopper_rows"
