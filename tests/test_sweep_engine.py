@@ -64,6 +64,18 @@ def test_winners_go_to_the_store_unless_told_not_to(tmp_path) -> None:
     assert [record.stored for record in read_sweep(out).records] == [False]
 
 
+@pytest.mark.parametrize("backend", ["double", "reference"])  # in a process of its candidates' own, and in the worker
+def test_operands_that_do_not_fit(tmp_path, backend) -> None:
+    out = tmp_path / "s.json"
+    command = [sys.executable, "-m", "sweep_engine", "sweep", "--devices", "cpu", "--class", "fwd_wi", "--no-store", "--backend", backend]
+    options = {"version": "1", "kernels": {"good": "good"}}
+    shapes = ["--shape", "2000000000,1000000,8,4", "--shape", "40,8,6,4", "--json", str(out)]
+    done = subprocess.run([*command, *shapes], env=environment(options), capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [record.status for record in read_sweep(out).records] == ["out of memory", "ok"]
+    assert "the operands take" in done.stdout
+
+
 def test_two_versions_compared(tmp_path) -> None:
     """What tests/data holds still comes about: two sweeps by the real command, then their comparison."""
     paths = []

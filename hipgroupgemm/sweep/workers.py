@@ -205,6 +205,7 @@ def _serve(connection: Any, device: str, tune: str, identity: str) -> None:
 
 def _tune(connection: Any, device: str, tune: str, job: SweepJob, settings: dict[str, Any]) -> Outcome:
     from hipgroupgemm.benchmark.algorithms import config_of
+    from hipgroupgemm.tuning.session import NO_MEMORY
     from hipgroupgemm.views import Device
 
     said = 0.0
@@ -232,7 +233,7 @@ def _tune(connection: Any, device: str, tune: str, job: SweepJob, settings: dict
     except MemoryError as error:
         return Outcome("out of memory", _text(error))
     except Exception as error:  # a broken backend or a lost device is a row of the sweep, not the end of it
-        return Outcome("failed", _text(error))
+        return Outcome("out of memory" if str(error).startswith(NO_MEMORY) else "failed", _text(error))
     return Outcome("ok", refusals, report)
 
 

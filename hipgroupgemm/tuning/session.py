@@ -24,6 +24,10 @@ _TEXT = 4000
 _measured: dict[tuple[Device, str], dict[str, Any] | None] = {}
 
 
+NO_MEMORY = "no memory for the operands"
+"""How the text of a `SessionError` begins where the device has not room; the text alone comes through from a worker."""
+
+
 class SessionError(RuntimeError):
     """The session itself failed, not a candidate."""
 
@@ -102,7 +106,7 @@ class Session:
         try:
             self._operands = self._bench.operands(self.task.config, seed=self.task.seed, copies=_COPIES if rotate else 1)
         except MemoryError as error:
-            raise SessionError(f"no memory for the operands on {self.task.device}: {error}") from error
+            raise SessionError(f"{NO_MEMORY} on {self.task.device}: {error}") from error
         self._rotates = rotate
         self._unread = Unread(self._bench, self._operands[0])
 
