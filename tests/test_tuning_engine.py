@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from generators import BATCH, FORWARD, FORWARD_BATCHED, WEIGHT_GRADIENT
+from test_tuning_sizes import offset_config
 from tuning_double import TuningDouble, UnloadableDouble, Unpicklable
 
 import hipgroupgemm as hgg
@@ -108,6 +109,18 @@ def test_beta_is_checked_where_the_config_has_it(register):
     assert verdicts(tune(with_beta(), "cpu", backends="double", **FAST)) == {"wrong_beta": "wrong", "good": "ok"}
     # without beta there is no c to read: the same algorithm is right then
     assert verdicts(tune(forward(), "cpu", backends="double", **FAST))["wrong_beta"] in ("ok", "behind")
+
+
+def test_c_that_is_out_and_group_offsets_are_checked(register):
+    register(TuningDouble(["wrong_in_place", "good"]))
+    report = tune(with_beta(), "cpu", backends="double", isolate=False, **FAST)
+    assert verdicts(report) == {"wrong_in_place": "wrong", "good": "ok"}
+    assert "c is out" in row_of(report, "wrong_in_place").reason
+    hgg.unregister_backend("double")
+    hgg.register_backend(TuningDouble(["wrong_offset", "good"]), ("cpu",))
+    report = tune(offset_config(), "cpu", backends="double", isolate=False, **FAST)
+    assert verdicts(report) == {"wrong_offset": "wrong", "good": "ok"}
+    assert "group_offset=4" in row_of(report, "wrong_offset").reason
 
 
 def test_wrong_only_when_called_often(register):
@@ -348,6 +361,8 @@ def configs():
         "k = 0": forward(k=0),
         "fewer rows than groups": forward(m=3, groups=9),
         "float64": forward(dtype="float64"),
+        "group offset": offset_config(),
+        "group offset, weight gradient": offset_config(WEIGHT_GRADIENT),
     }
 
 

@@ -165,6 +165,21 @@ def test_csv_has_every_value(tmp_path):
         assert (line["m"], line["k"], line["groups"], line["type_a"], line["mode"]) == ("40", "8", "3", "float32", "NON_CONTRACTING")
 
 
+@pytest.mark.parametrize("width", [80, 100, 131, 132, 160, 220])
+def test_long_names_lose_their_middle_and_nothing_else_is_cut(width):
+    long = MatmulAlgorithm("hipblaslt", 123456, "Cijk_Ailk_Bljk_" + "x" * 200 + "_the_end", 1023 * 10**6, False)
+    rows = [TuningRow(long, verdict, "why", 12345.6, 12345.6, 12345.6, 1234.5, 0.123, 1.2e-9, samples=1) for verdict in ("ok", "behind")]
+    rows.append(TuningRow(long, "nondeterministic", "why"))
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(report(rows))
+    lines = [line for line in console.export_text().splitlines() if "…" in line]
+    assert len(lines) == 3
+    assert all("Cijk_A" in line and "end" in line and len(line.rstrip()) <= width for line in lines)
+    for words in ("hipblaslt", "1.2e-09", "0.12", "12346", "1234"):
+        assert words in lines[0], words
+    assert lines[2].rstrip().endswith("nondeterministic")
+
+
 @pytest.mark.parametrize("width", [100, 160])
 def test_the_table_marks_the_winner_and_tells_reasons(width):
     console = Console(width=width, record=True, file=io.StringIO())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from generators import BATCH, FORWARD, FORWARD_BATCHED, WEIGHT_GRADIENT
-from workbench_contract import case_list
+from workbench_contract import Case, case_list
 
 import hipgroupgemm as hgg
 from hipgroupgemm.tuning.sizes import hostile_sizes, seed_sizes, size_class, size_class_of, size_samples
@@ -203,11 +203,12 @@ def test_the_class_of_several_samples_is_that_of_most():
 # ---- poison --------------------------------------------------------------------------------------------------------------------
 
 
-def read_elements(config, sizes):
+def read_elements(config, sizes, offset):
     """By operand: which elements a right kernel may read, from the definition alone."""
     batch, groups = config.batch_count, config.group_count
-    ends = np.broadcast_to(np.cumsum(sizes, axis=-1), (batch, config.group_total))[:, :groups]
-    sizes = np.broadcast_to(sizes, (batch, config.group_total))[:, :groups]
+    chosen = slice(offset, offset + groups)
+    ends = np.broadcast_to(np.cumsum(sizes, axis=-1), (batch, config.group_total))[:, chosen]
+    sizes = np.broadcast_to(sizes, (batch, config.group_total))[:, chosen]
     lhs, rhs = np.zeros((batch, config.m, config.k), bool), np.zeros((groups, batch, config.k, config.n), bool)
     contracting = config.ragged_mode is hgg.RaggedDotMode.CONTRACTING
     if contracting:
@@ -224,7 +225,16 @@ def read_elements(config, sizes):
     return {"lhs": lhs[None], "rhs": rhs}
 
 
+def offset_config(mode=FORWARD, **more):
+    if mode is WEIGHT_GRADIENT:
+        lhs, rhs = hgg.ArraySpec((40, 9), "float32"), hgg.ArraySpec((40, 7), "float32")
+        return hgg.config_for_ragged_dot(lhs, rhs, hgg.ArraySpec((7,), np.int32), mode, group_offset=1, group_count=3)
+    lhs, rhs = hgg.ArraySpec((40, 9), "float32"), hgg.ArraySpec((3, 9, 7), "float32")
+    return hgg.config_for_ragged_dot(lhs, rhs, hgg.ArraySpec((7,), np.int32), mode, group_offset=1, **more)
+
+
 CASES = [case for case in case_list() if case.config.ragged_mode is not hgg.RaggedDotMode.BATCH]
+CASES += [Case("offset", offset_config(), [4] * 7), Case("offset gradient", offset_config(WEIGHT_GRADIENT), [4] * 7)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -235,11 +245,15 @@ def test_poison_is_where_nothing_is_read_and_nowhere_else(case):
         before = {name: bench.values(operands, name) for name in operands.layouts}
         unread = Unread(bench, operands)
         shared = any(0 in (s for s, e in zip(la.strides, la.shape, strict=True) if e > 1) for la in operands.layouts.values())
-        for one in size_sets(config, [seed_sizes(config)])[1:-1]:  # each leaves out more than the one before
-            reads = Reads.of(config, one.sizes)
-            assert unread.readable(reads)
+        for one in size_sets(config, [seed_sizes(config)])[1:]:
+            reads = Reads.of(config, one.sizes, one.group_offset)
+            if not unread.readable(reads):  # most sets leave out more than the one before
+                assert one.name == "one_group" or config.group_total > config.group_count or config.ragged_extent < config.group_total
+                bench.release(operands)
+                (operands,) = bench.operands(config, seed=3)
+                unread = Unread(bench, operands)
             unread.poison(reads)
-            for name, wanted in read_elements(config, one.sizes).items():
+            for name, wanted in read_elements(config, one.sizes, one.group_offset).items():
                 values = bench.values(operands, name)
                 np.testing.assert_array_equal(values[wanted], before[name][wanted])
                 if not shared:
@@ -257,9 +271,28 @@ def test_operands_are_made_anew_where_poison_has_to_be_read():
     assert few.within(all_read)
     assert not all_read.within(few)
     assert few.weights == ((True, False, False, True),)
-    assert few.rows == (20,)
+    assert few.rows == ((0, 20),)
     assert not Reads.of(config, [0, 1, 0, 0]).within(few)
     assert not Reads.of(config, [21, 0, 0, 0]).within(few)
+
+
+def test_offsets_move_what_is_read():
+    config = offset_config()
+    reads = Reads.of(config, [5, 6, 7, 0, 1, 2, 3], 2)
+    assert reads.rows == ((11, 19),)
+    assert reads.weights == ((True, False, True),)
+    sets = size_sets(config, [seed_sizes(config)])
+    assert [one.group_offset for one in sets] == [0, 4, 0, 2, 4, 0]
+    assert "group_offset=4" in sets[1].describe()
+
+
+def test_c_may_be_out():
+    c = hgg.ArraySpec((40, 7), "float32")
+    sets = size_sets(offset_config(c=c, beta=1.0), [seed_sizes(offset_config())])
+    assert {one.name for one in sets if one.in_place} == {"borders", "many_empty"}
+    assert "c is out" in sets[1].describe()
+    padded = hgg.ArraySpec((40, 7), "float32", strides=(4 * 11, 4))
+    assert not any(one.in_place for one in size_sets(offset_config(c=padded, beta=1.0), [seed_sizes(offset_config())]))
 
 
 def test_spans_give_up_where_axes_are_interleaved():

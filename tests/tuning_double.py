@@ -111,6 +111,16 @@ class _Executable(Executable):
         """Applies beta twice."""
         run_config(dataclasses.replace(arguments.config, beta=2 * arguments.config.beta), arguments)
 
+    def run_wrong_in_place(self, arguments: Arguments, _: str) -> None:
+        """Clears out before it reads c."""
+        if arguments.c == arguments.out:
+            self.out(arguments)[...] = 0
+        run_config(arguments.config, arguments)
+
+    def run_wrong_offset(self, arguments: Arguments, _: str) -> None:
+        """Begins with group 0 whatever it is told."""
+        run_config(arguments.config, dataclasses.replace(arguments, group_offset=0))
+
     def run_leaves_nan(self, arguments: Arguments, _: str) -> None:
         """Leaves the last covered row unwritten."""
         out = self.out(arguments)

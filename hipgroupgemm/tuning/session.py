@@ -11,7 +11,7 @@ from hipgroupgemm.backends import get_backend
 from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.tuning.unread import Reads, Unread
-from hipgroupgemm.tuning.verify import Note, Outcome, SizeSet, check
+from hipgroupgemm.tuning.verify import Note, Outcome, SizeSet, check, judge
 from hipgroupgemm.tuning.workbench import OperandSet, Workbench, workbench_for
 from hipgroupgemm.views import ArrayView, Device
 
@@ -114,7 +114,7 @@ class Session:
         """Operands fit for a size set, and its sizes on the device."""
         chosen = self.task.sets[index]
         self._note("operands")
-        reads = Reads.of(self.task.config, chosen.sizes)
+        reads = Reads.of(self.task.config, chosen.sizes, chosen.group_offset)
         if self._unread is None or timing != self._rotates or not self._unread.readable(reads):
             self._make_operands(rotate=timing)
         if chosen.hostile and not timing and self._unread is not None:
@@ -199,7 +199,7 @@ class Session:
         took = bench.time(lambda: executable.execute(arguments))
         if judged:
             self._note("judge")
-            verdict = bench.judge(operands, chosen.sizes, alpha=chosen.alpha, beta=chosen.beta, seed=self.task.seed + turn)
+            verdict = judge(bench, operands, chosen, self.task.seed + turn)
             if verdict.fault:
                 return Outcome("wrong", f"{chosen.describe()}, timed run {turn}: {verdict.fault}", verdict.error, verdict.limit, took)
             return Outcome(error=verdict.error, error_limit=verdict.limit, ms=took)

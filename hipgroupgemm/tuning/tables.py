@@ -16,7 +16,8 @@ __all__ = ["ReportTable", "plot_report"]
 
 _COLOURS = {"ok": "#1b6ca8", "behind": "#b9c4cc"}
 _DPI = 150
-_WIDE = 120
+_WIDE = 132
+_OTHERS, _FEW = 101, 58  # columns of a terminal that the table takes without the names of backend and algorithm
 
 
 class ReportTable:
@@ -28,7 +29,7 @@ class ReportTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table, then the reasons of those that are not right, then the notes."""
         del console
-        yield _table(self.report, wide=options.max_width >= _WIDE)
+        yield _table(self.report, options.max_width)
         for row in self.report.rows:
             if row.verdict not in ("ok", "behind") and row.reason:
                 yield Text(f"{row.algorithm.backend} {row.algorithm.index} {row.algorithm.name}: {row.verdict}: {row.reason}")
@@ -36,17 +37,20 @@ class ReportTable:
             yield Text(note)
 
 
-def _table(report: TuningReport, *, wide: bool) -> Table:
+def _table(report: TuningReport, width: int) -> Table:
+    wide = width >= _WIDE
     table = Table(box=SIMPLE_HEAD, title=_title(report), title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     table.add_column("backend", no_wrap=True)
-    table.add_column("algorithm", overflow="ellipsis", no_wrap=True, ratio=1)
+    table.add_column("algorithm", no_wrap=True)
     measures = ("index", "workspace", "median ms", "p10", "p90", "TFLOP/s", "of floor", "error")
     shown = measures if wide else ("median ms", "TFLOP/s", "of floor", "error")
     for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name if wide else name.split()[-1], justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     best = report.best
+    backend = max((len(row.algorithm.backend) for row in report.rows), default=0)
+    room = max(width - backend - (_OTHERS if wide else _FEW), 12)
     for row in report.rows:
         a = row.algorithm
         texts = {
@@ -60,7 +64,9 @@ def _table(report: TuningReport, *, wide: bool) -> Table:
             "error": "-" if row.error is None else f"{row.error:.1e}",
         }
         style = "bold" if row is best else None if row.verdict == "ok" else "dim" if row.verdict in ("behind", "untimed") else "red"
-        table.add_row("*" if row is best else "", a.backend, a.name, *(texts[name] for name in shown), row.verdict, style=style)
+        table.add_row(
+            "*" if row is best else "", a.backend, _short(a.name, room), *(texts[name] for name in shown), row.verdict, style=style
+        )
     return table
 
 
@@ -113,4 +119,12 @@ def _median(row: TuningRow) -> float:
 
 def _label(row: TuningRow, best: bool) -> str:
     name = row.algorithm.name
-    return f"{'* ' if best else ''}{row.algorithm.backend} {name if len(name) <= 44 else name[:20] + '…' + name[-23:]}"
+    return f"{'* ' if best else ''}{row.algorithm.backend} {_short(name, 44)}"
+
+
+def _short(name: str, width: int) -> str:
+    """A name without its middle, where it is too long: kernels of one library differ at both ends."""
+    if len(name) <= width:
+        return name
+    end = (width - 1) // 2
+    return f"{name[: width - 1 - end]}…{name[-end:]}"

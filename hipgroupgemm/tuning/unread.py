@@ -11,41 +11,40 @@ from typing import Any
 import numpy as np
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.groups import scan
+from hipgroupgemm.groups import scan, select_groups
 from hipgroupgemm.tuning.workbench import Layout, OperandSet, Workbench, poison_byte
 
-__all__ = ["Reads", "Unread"]
+__all__ = ["Reads", "Unread", "copy_bytes"]
 
 _MOST_SPANS = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True)
 class Reads:
-    """What a run with some sizes reads: by batch entry how many rows, and which groups' weights.
+    """What a run with some sizes reads: by batch entry which rows, and which groups' weights.
 
     Attributes:
-        rows: one-past-last covered row a batch entry (`(batch,)`).
+        rows: first and one-past-last covered row a batch entry (`(batch,)`).
         weights: `(batch, group_count)`, whether a group has rows.
     """
 
-    rows: tuple[int, ...]
+    rows: tuple[tuple[int, int], ...]
     weights: tuple[tuple[bool, ...], ...]
 
     @classmethod
-    def of(cls, config: GroupedGemmConfig, sizes: Any) -> Reads:
-        """What `config` with these host sizes reads."""
+    def of(cls, config: GroupedGemmConfig, sizes: Any, group_offset: int = 0) -> Reads:
+        """What `config` with these host sizes reads, from group `group_offset` on."""
         batch, groups = config.batch_count, config.group_count
         if config.ragged_mode is RaggedDotMode.BATCH:
-            return cls((0,) * batch, ((True,) * groups,) * batch)
-        bounds = scan(np.asarray(sizes), config.ragged_extent)
-        starts = np.broadcast_to(bounds.starts, (batch, config.group_total))[:, :groups]
-        ends = np.broadcast_to(bounds.ends, (batch, config.group_total))[:, :groups]
-        rows = tuple(int(row[-1]) if groups else 0 for row in ends)
+            return cls(((0, 0),) * batch, ((True,) * groups,) * batch)
+        bounds = select_groups(scan(np.asarray(sizes), config.ragged_extent), group_offset, groups)
+        starts, ends = (np.broadcast_to(bound, (batch, groups)) for bound in (bounds.starts, bounds.ends))
+        rows = tuple((int(first[0]), int(last[-1])) if groups else (0, 0) for first, last in zip(starts, ends, strict=True))
         return cls(rows, tuple(tuple((a < b).tolist()) for a, b in zip(starts, ends, strict=True)))
 
     def within(self, other: Reads) -> bool:
         """Whether all that this reads is read by `other` as well."""
-        rows = all(a <= b for a, b in zip(self.rows, other.rows, strict=True))
+        rows = all(a[0] >= b[0] and a[1] <= b[1] for a, b in zip(self.rows, other.rows, strict=True) if a[0] < a[1])
         return rows and all(
             b or not a for mine, its in zip(self.weights, other.weights, strict=True) for a, b in zip(mine, its, strict=True)
         )
@@ -77,8 +76,9 @@ class Unread:
             layout = self._operands.layouts[name]
             if axis is None or self._shared(layout, axis):
                 continue
-            for entry, row in enumerate(reads.rows):
-                self._fill(name, {1: (entry, entry + 1), axis: (row, layout.shape[axis])})
+            for entry, (first, last) in enumerate(reads.rows):
+                for part in ((0, first), (last, layout.shape[axis])):
+                    self._fill(name, {1: (entry, entry + 1), axis: part})
         rhs = self._operands.layouts["rhs"]
         if config.ragged_mode is RaggedDotMode.NON_CONTRACTING and not self._shared(rhs, 0):
             for entry, groups in enumerate(reads.weights):
@@ -148,3 +148,17 @@ def _set_bytes(bench: Workbench, address: int, value: int, nbytes: int) -> None:
     runtime = get_runtime(bench.device.kind)
     with runtime.use_device(bench.device.index):
         runtime.memset_async(address, value, nbytes, bench.stream)
+
+
+def copy_bytes(bench: Workbench, target: int, source: int, nbytes: int) -> None:
+    """Copies within a bench's memory, in its stream's order."""
+    if bench.device.kind == "cpu":
+        import ctypes
+
+        ctypes.memmove(target, source, nbytes)
+        return
+    from hipgroupgemm.runtime import get_runtime
+
+    runtime = get_runtime(bench.device.kind)
+    with runtime.use_device(bench.device.index):
+        runtime.memcpy_async(target, source, nbytes, bench.stream)

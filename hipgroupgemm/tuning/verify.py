@@ -10,6 +10,7 @@ a key and tuning results of their own, as those for beta != 0 have.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,10 +19,11 @@ import numpy as np
 from hipgroupgemm.backends.base import Executable, MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.tuning.sizes import hostile_sizes, per_batch
-from hipgroupgemm.tuning.workbench import OperandSet, Verdict, Workbench
+from hipgroupgemm.tuning.unread import copy_bytes
+from hipgroupgemm.tuning.workbench import OperandSet, Verdict, Workbench, layouts_of
 from hipgroupgemm.views import ArrayView
 
-__all__ = ["Outcome", "SizeSet", "check", "size_sets"]
+__all__ = ["Outcome", "SizeSet", "check", "judge", "size_sets"]
 
 _SCALARS = {  # name -> (alpha, beta where there is one); all are exact in every type
     "borders": (1.0, 1.0),
@@ -30,6 +32,8 @@ _SCALARS = {  # name -> (alpha, beta where there is one); all are exact in every
     "all_empty": (2.0, -1.5),
     "one_group": (1.0, 1.0),
 }
+_IN_PLACE = ("borders", "many_empty")
+"""Sets that are run with c = out, where c's layout is out's: a kernel that writes a part before it has read all of c gives itself away."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,6 +43,7 @@ class SizeSet:
     Attributes:
         name: for a person. sizes: host integers. alpha, beta: of the calls; beta is 0 exactly where the config's is.
         hostile: poison goes where these sizes read nothing; they are for checking only.
+        group_offset: the first group that is computed. in_place: whether c is out.
     """
 
     name: str
@@ -46,11 +51,14 @@ class SizeSet:
     alpha: float
     beta: float
     hostile: bool
+    group_offset: int = 0
+    in_place: bool = False
 
     def describe(self) -> str:
         """The set in a few words."""
-        beta = f", beta={self.beta:g}" if self.beta else ""
-        return f"{self.name} (alpha={self.alpha:g}{beta})"
+        beta = f", beta={self.beta:g}{', c is out' if self.in_place else ''}" if self.beta else ""
+        offset = f", group_offset={self.group_offset}" if self.group_offset else ""
+        return f"{self.name} (alpha={self.alpha:g}{beta}{offset})"
 
 
 def size_sets(config: GroupedGemmConfig, samples: Sequence[np.ndarray[Any, Any]]) -> list[SizeSet]:
@@ -63,10 +71,19 @@ def size_sets(config: GroupedGemmConfig, samples: Sequence[np.ndarray[Any, Any]]
     if config.ragged_mode is RaggedDotMode.BATCH:
         garbage = np.where(np.arange(samples[0].size) % 2, np.iinfo(np.int32).max, -9).astype(np.int32).reshape(samples[0].shape)
         return [*found, SizeSet("sizes that are not read", garbage, -1.5, 0.5 * on, hostile=True)]
+    in_place = bool(config.beta) and _same_layout(config)
+    offsets = itertools.cycle((config.group_total - config.group_count, 0, (config.group_total - config.group_count + 1) // 2))
     for name, sizes in hostile_sizes(config.ragged_extent, config.group_total).items():
         alpha, beta = _SCALARS[name]
-        found.append(SizeSet(name, per_batch(sizes, config), alpha, beta * on, hostile=True))
+        one = SizeSet(name, per_batch(sizes, config), alpha, beta * on, hostile=True)
+        found.append(dataclasses.replace(one, group_offset=next(offsets), in_place=in_place and name in _IN_PLACE))
     return found
+
+
+def _same_layout(config: GroupedGemmConfig) -> bool:
+    """Whether c may be out itself."""
+    layouts = layouts_of(config)
+    return layouts["c"] == layouts["out"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +137,7 @@ def check(
         finally:
             first.release()
         if differing:
-            again = bench.judge(operands, size_set.sizes, alpha=size_set.alpha, beta=size_set.beta, seed=seed)
+            again = judge(bench, operands, size_set, seed)
             if again.fault:
                 return Outcome("wrong", f"{where}, second run: {again.fault}", again.error, again.limit)
             reason = f"{where}: {differing} elements differ between two runs on equal inputs, though it claims to be deterministic"
@@ -130,10 +147,15 @@ def check(
 
 def run(bench: Workbench, operands: OperandSet, sizes: ArrayView, size_set: SizeSet, executable: Executable, note: Note) -> str:
     """One run on a poisoned out, waited for; returns a fault that the executable reports though the sizes are right, or ""."""
+    one = size_set
     bench.poison(operands)
+    arguments = bench.arguments(operands, sizes, alpha=one.alpha, beta=one.beta, group_offset=one.group_offset)
+    if one.in_place and operands.c:
+        copy_bytes(bench, operands.out, operands.c, operands.layouts["c"].reach)
+        arguments.c = operands.out
     bench.synchronize()
     note("run")
-    executable.execute(bench.arguments(operands, sizes, alpha=size_set.alpha, beta=size_set.beta))
+    executable.execute(arguments)
     bench.synchronize()
     fault = executable.check()
     return "" if fault is None else fault.describe(operands.config.ragged_extent)
@@ -145,7 +167,13 @@ def run_judged(
     """One run and its verdict."""
     fault = run(bench, operands, sizes, size_set, executable, note)
     note("judge")
-    verdict = bench.judge(operands, size_set.sizes, alpha=size_set.alpha, beta=size_set.beta, seed=seed)
+    verdict = judge(bench, operands, size_set, seed)
     if fault and not verdict.fault:
         verdict = dataclasses.replace(verdict, fault=f"it reports wrong sizes where they are right: {fault}")
     return verdict
+
+
+def judge(bench: Workbench, operands: OperandSet, size_set: SizeSet, seed: int) -> Verdict:
+    """The verdict on what lies in out."""
+    one = size_set
+    return bench.judge(operands, one.sizes, alpha=one.alpha, beta=one.beta, seed=seed, group_offset=one.group_offset)
