@@ -354,6 +354,8 @@ class TritonExecutable(Executable):
         text = (
             f"triton {what}: tiles {k.bm}x{k.bn}, k in steps of {k.bk}, {k.stages} stages, {k.warps} warps, {k.blocks} blocks an SM or CU"
         )
+        if k.kernel == "hopper" and self._has_scan:
+            text += ", sizes scanned by every block" if self._scanning else ", behind a scan of the sizes"
         if k.swap:
             text += ", operands swapped"
         if k.split > 1:
