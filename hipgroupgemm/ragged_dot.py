@@ -79,7 +79,8 @@ def ragged_dot(
         NotImplementedError: operands that are not floating, or no backend that can run this; the text carries every reason.
         RuntimeError: the device failed, or the call cannot be captured in a graph.
     """
-    return ragged_dot_general(
+    return _call(
+        "ragged_dot",
         lhs,
         rhs,
         group_sizes,
@@ -87,20 +88,20 @@ def ragged_dot(
         precision,
         preferred_element_type,
         group_offset,
-        offs=offs,
-        out=out,
-        c=c,
-        bias=bias,
-        alpha=alpha,
-        beta=beta,
-        tail=tail,
-        check=check,
-        deterministic=deterministic,
-        backend=backend,
-        use_store=use_store,
-        stream=stream,
-        workspace=workspace,
-        _name="ragged_dot",
+        offs,
+        out,
+        c,
+        bias,
+        alpha,
+        beta,
+        tail,
+        check,
+        deterministic,
+        backend,
+        use_store,
+        stream,
+        workspace,
+        None,
     )
 
 
@@ -127,7 +128,6 @@ def ragged_dot_general(
     stream: Any = None,
     workspace: Any = None,
     group_count: int | None = None,
-    _name: str = "ragged_dot_general",
 ) -> Any:
     """`jax.lax.ragged_dot_general`: the ragged dot with any contracting, batch, ragged and group dimensions.
 
@@ -158,12 +158,63 @@ def ragged_dot_general(
     """
     if ragged_dot_dimension_numbers is None:
         raise TypeError("ragged_dot_dimension_numbers: missing; wanted RaggedDotDimensionNumbers")
+    return _call(
+        "ragged_dot_general",
+        lhs,
+        rhs,
+        group_sizes,
+        ragged_dot_dimension_numbers,
+        precision,
+        preferred_element_type,
+        group_offset,
+        offs,
+        out,
+        c,
+        bias,
+        alpha,
+        beta,
+        tail,
+        check,
+        deterministic,
+        backend,
+        use_store,
+        stream,
+        workspace,
+        group_count,
+    )
+
+
+def _call(
+    name: str,
+    lhs: Any,
+    rhs: Any,
+    group_sizes: Any,
+    ragged_dot_dimension_numbers: Any,
+    precision: Any,
+    preferred_element_type: Any,
+    group_offset: Any,
+    offs: Any,
+    out: Any,
+    c: Any,
+    bias: Any,
+    alpha: float,
+    beta: float,
+    tail: str,
+    check: str,
+    deterministic: bool,
+    backend: str | None,
+    use_store: bool,
+    stream: Any,
+    workspace: Any,
+    group_count: int | None,
+) -> Any:
+    """A call of the public function of that name. Positional: this is the path whose host time counts."""
     key = None
     if stream is None and workspace is None and check == "none" and (offs is None) != (group_sizes is None):
         sizes = group_sizes if offs is None else offs
         settings = (precision, preferred_element_type, ragged_dot_dimension_numbers)
         if all(type(setting) in _HASHED for setting in settings) and type(group_count) in (int, type(None)):
-            rest = (offs is None, tail, *settings, deterministic, backend, use_store, group_count, _name)
+            rest = (offs is None, tail, *settings, deterministic, backend, use_store, group_count, name)
             key = key_of((lhs, rhs, sizes, out, c, bias), alpha, beta, group_offset, rest)
             repeat = _repeats.get(key) if key is not None else None
             lease = _plans.lease_again(repeat.holder) if repeat is not None else None
@@ -186,7 +237,7 @@ def ragged_dot_general(
         stream=stream,
         workspace=workspace,
     )
-    if _name == "ragged_dot" and (operands.lhs.ndim, operands.rhs.ndim, operands.sizes.ndim) != (2, 3, 1):
+    if name == "ragged_dot" and (operands.lhs.ndim, operands.rhs.ndim, operands.sizes.ndim) != (2, 3, 1):
         raise TypeError(
             f"ragged_dot: got lhs {operands.lhs.shape}, rhs {operands.rhs.shape}, {operands.sizes_name} {operands.sizes.shape}; wanted "
             "(m, k), (g, k, n) and (g,); ragged_dot_general takes other ranks"

@@ -58,12 +58,12 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Runtime]]:
 
 
 def test_import_is_light() -> None:
-    """The package loads of its runtime only what knows errors and stream handles, and nothing of a vendor."""
+    """The package loads of its runtime only what knows errors, stream handles and profiler ranges, and nothing of a vendor."""
     code = "import sys, hipgroupgemm; print(*sorted(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(run.stdout.split())
     ours = {name for name in loaded if name.startswith("hipgroupgemm.runtime")}
-    assert ours == {"hipgroupgemm.runtime", "hipgroupgemm.runtime.errors", "hipgroupgemm.runtime.streams"}
+    assert ours == {"hipgroupgemm.runtime", *(f"hipgroupgemm.runtime.{name}" for name in ("errors", "ranges", "streams"))}
     assert loaded.isdisjoint({"cuda", "hip", "rocm", "cffi", "platformdirs", "click", "rich", "cupy", "torch", "jax"})
 
 
