@@ -16,6 +16,7 @@ from hipgroupgemm.tuning import child
 from hipgroupgemm.tuning.engine import tune
 from hipgroupgemm.tuning.host_bench import HostBench
 from hipgroupgemm.tuning.report import VERDICTS
+from hipgroupgemm.tuning.session import NO_MEMORY, SessionError
 
 FAST = {"repetitions": 3, "warmup": 1, "ceilings": False, "step_timeout": 30.0}
 
@@ -416,6 +417,39 @@ def test_a_hang_that_the_time_limit_ends_is_no_verdict(register, monkeypatch):
     register(TuningDouble(["good:1", "hangs"]))
     report = tune(forward(8, 4, 4), "cpu", backends="double", ceilings=False, time_limit=1.0)
     assert verdicts(report) == {"good:1": "ok", "hangs": "untimed"}
+
+
+def test_a_hang_ahead_of_all_others_takes_the_time_limit_at_most(register):
+    register(TuningDouble(["hangs", "good:1"]))
+    started = time.monotonic()
+    report = tune(forward(8, 4, 4), "cpu", backends="double", ceilings=False, time_limit=5.0)
+    assert time.monotonic() - started < 40  # step_timeout is 60
+    assert verdicts(report) == {"hangs": "untimed", "good:1": "ok"}
+
+
+def test_without_memory_nothing_is_tried_here(register, monkeypatch):
+    monkeypatch.setattr(HostBench, "free_bytes", lambda bench: 10)
+    register(TuningDouble(["good"]))
+    with pytest.raises(RuntimeError, match="no memory for the operands on cpu"):
+        tune(forward(), "cpu", backends="reference", **FAST)
+    sent = []
+    monkeypatch.setattr("hipgroupgemm.tuning.engine.ChildLane", lambda *_: sent.append(1) or (_ for _ in ()).throw(SessionError(NO_MEMORY)))
+    with pytest.raises(SessionError, match="no memory"):
+        tune(forward(), "cpu", backends="double", **FAST)
+    assert sent
+
+
+def test_a_session_that_cannot_be_in_a_worker_is_held_here(register, monkeypatch):
+    """As on a GPU that serves one process only."""
+
+    def refuse(*_):
+        raise SessionError("there is no workbench for cuda:0: all devices are busy or unavailable")
+
+    monkeypatch.setattr("hipgroupgemm.tuning.engine.ChildLane", refuse)
+    register(TuningDouble(["good"]))
+    report = tune(forward(), "cpu", backends="double", **FAST)
+    assert report.best is not None
+    assert "busy or unavailable" in report.notes[0]
 
 
 def test_progress(register):

@@ -18,7 +18,7 @@ from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.tuning.identity import identity
 from hipgroupgemm.tuning.lanes import ChildLane, Lane, LocalLane, Patience, WorkerUnavailable, pickled
 from hipgroupgemm.tuning.report import TuningReport, TuningRow
-from hipgroupgemm.tuning.session import SessionError, Task
+from hipgroupgemm.tuning.session import NO_MEMORY, SessionError, Task
 from hipgroupgemm.tuning.sizes import size_class_of, size_samples
 from hipgroupgemm.tuning.timing import Entry, time_entries
 from hipgroupgemm.tuning.verify import SizeSet, size_sets
@@ -262,6 +262,8 @@ def _enter(
                 refused = {**refused, **worker.refused}
                 local = {name: backends[name] for name in refused}
         except (WorkerUnavailable, SessionError) as error:  # a GPU that serves one process only, say
+            if str(error).startswith(NO_MEMORY):
+                raise
             if isolate:
                 raise RuntimeError(f"isolate=True: {error}") from error
             notes.append(f"candidates ran in this process, where they can take it down: {error}")

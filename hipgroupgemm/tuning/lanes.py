@@ -33,7 +33,8 @@ class Patience:
     """
 
     def __init__(self, step_timeout: float, time_limit: float | None) -> None:
-        self._step, self._until = step_timeout, None if time_limit is None else time.monotonic() + time_limit
+        self._step, self._whole = step_timeout, float("inf") if time_limit is None else time_limit
+        self._until = None if time_limit is None else time.monotonic() + time_limit
         self.found = False
         """Whether there is what the time limit waits for: first a right candidate, then one with a time."""
 
@@ -47,7 +48,7 @@ class Patience:
 
     def limits(self) -> dict[str, float]:
         """Seconds that a step of each name may take from now on."""
-        left = self.left() if self.found else float("inf")
+        left = self.left() if self.found else self._whole  # while the limit waits, one candidate may take all of it
         run, slow = self._step, _SLOW * self._step
         return {
             "start": _START_SECONDS,
