@@ -6,6 +6,7 @@ by events around each call, the L2 cache overwritten before each; contenders tak
 host time is longer than the overwriting are charged for it: JAX, tokamax and the loop.
 
     python bench/peers.py [--csv FILE] [--plots DIRECTORY] [--seconds N] [--dist balanced] [--peer torch_grouped_mm]
+        [--shape M,K,N,E]
 """
 
 from __future__ import annotations
@@ -321,9 +322,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no cell after so many seconds")
     parser.add_argument("--dist", action="append", choices=("balanced", "zipf", "decode"))
     parser.add_argument("--peer", action="append", choices=PEERS)
+    parser.add_argument("--shape", action="append", help="M,K,N,E: these shapes only")
     options = parser.parse_args()
     began = time.monotonic()
     cells = problems(options.dist or [])
+    if options.shape:
+        wanted = {tuple(map(int, text.split(","))) for text in options.shape}
+        cells = [cell for cell in cells if cell[1].extents in wanted]
     compile_ahead(cells)
 
     import torch

@@ -151,7 +151,7 @@ class TritonExecutable(Executable):
             found = _Product(self._runtime, self._device, self._stream, self._key, self._candidate, spec, early=early)
             self._products[scanning] = found
         self._main, self._parameters, self._index, self._descriptors = found.launch, found.parameters, found.index, found.descriptors
-        self._scanning, self._bound = scanning, None
+        self._in_use, self._bound = scanning, None
 
     def _scan_of(self, special: tuple[str, bool] | None) -> PreparedLaunch:
         found = self._scan_launches.get(special)
@@ -214,8 +214,9 @@ class TritonExecutable(Executable):
         """Brings all parameters up to date."""
         self._last, self._again = (), None
         scanning = self._can_scan and self._may_scan(a, sizes)
-        if scanning is not self._scanning:
+        if scanning is not self._in_use and self._multiplies(a.config):
             self._use(scanning)
+        self._scanning = scanning
         same_config = a.config is self._bound
         if not same_config:
             self._bind_config(a.config)
@@ -230,11 +231,14 @@ class TritonExecutable(Executable):
             self._bind_operands(a, base)
         self._bound, self._last = a.config, call
 
-    @staticmethod
-    def _may_scan(a: Arguments, sizes: int) -> bool:
+    def _multiplies(self, c: GroupedGemmConfig) -> bool:
+        """Whether there is anything to multiply or to write; sizes are looked at in any case."""
+        return 0 not in (c.m, c.n, c.batch_count, c.group_count if self._slabs else 1)
+
+    def _may_scan(self, a: Arguments, sizes: int) -> bool:
         """Whether the multiplying kernel can read the sizes as they lie, and runs at all."""
-        c, view = a.config, a.group_sizes
-        if 0 in (c.m, c.n, c.batch_count) or not isinstance(a.group_offset, int) or a.group_offset:
+        view = a.group_sizes
+        if not self._multiplies(a.config) or not isinstance(a.group_offset, int) or a.group_offset:
             return False
         if view.device.kind == "cpu":
             return True  # they come as int64
@@ -244,15 +248,14 @@ class TritonExecutable(Executable):
         """Extents, strides and scalars."""
         c, k = config, self._candidate
         self._bound = None
+        self._runs = self._multiplies(config)
         put: dict[str, Any] = {"columns": c.n, "groups": c.group_count, "batches": c.batch_count, "scans": self._scans, "alpha": c.alpha}
         row_tiles = -(-c.m // k.bm)
         column_tiles = -(-c.n // k.bn)
         if self._slabs:
-            self._runs = 0 not in (c.m, c.n, c.batch_count, c.group_count)
             put.update(extent=c.k, rows=c.m, active=int(c.alpha != 0), window=max(1, min(8, row_tiles)))
             tiles = c.group_count * c.batch_count * row_tiles * column_tiles * k.split
         else:
-            self._runs = 0 not in (c.m, c.n, c.batch_count)
             average = c.m if not self._has_scan else c.m / max(c.group_count, 1)
             window = max(1, min(16, round(average / k.bm)))
             if k.kernel == "hopper":
@@ -354,6 +357,8 @@ class TritonExecutable(Executable):
         text = (
             f"triton {what}: tiles {k.bm}x{k.bn}, k in steps of {k.bk}, {k.stages} stages, {k.warps} warps, {k.blocks} blocks an SM or CU"
         )
+        if k.kernel == "hopper" and self._has_scan:
+            text += ", sizes scanned by every block" if self._scanning else ", behind a scan of the sizes"
         if k.swap:
             text += ", operands swapped"
         if k.split > 1:
