@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 _HEURISTIC = 8
 _WAVE = 8
 _CHECKING_SHARE = 0.6  # of a time limit: what is not checked by then is not timed
+_COMPILING_SHARE = 0.4
 _SAFE = ("reference",)
 """Backends that run in the caller's process: they can do it no harm."""
 
@@ -121,6 +122,7 @@ def tune(
     told = _Told(progress)
     done = False
     try:
+        _compile(found, config, where, time_limit)
         entries = _enter(found, task, patience, isolate, lanes, notes)
         _check_entries(entries, sets, patience, time_limit, told)
         right = [entry for entry in entries if not entry.verdict]
@@ -242,6 +244,17 @@ def _backends(config: GroupedGemmConfig, device: Device, names: Sequence[str] | 
     if not usable:
         raise NotImplementedError(f"no backend runs this grouped GEMM on {device}: " + "; ".join(refusals))
     return usable
+
+
+def _compile(found: Sequence[tuple[Backend, MatmulAlgorithm]], config: GroupedGemmConfig, device: Device, time_limit: float | None) -> None:
+    """Lets backends that can compile for all their candidates at once."""
+    by_backend: dict[str, tuple[Backend, list[MatmulAlgorithm]]] = {}
+    for backend, algorithm in found:
+        by_backend.setdefault(backend.name, (backend, []))[1].append(algorithm)
+    for backend, algorithms in by_backend.values():
+        ahead = getattr(backend, "compile_ahead", None)
+        if ahead is not None:
+            ahead(config.key(), device, algorithms, None if time_limit is None else _COMPILING_SHARE * time_limit)
 
 
 def _enter(
