@@ -90,6 +90,7 @@ def test_ls(full):
     assert "hipblaslt" not in run("ls", "--backend", "reference")
     assert "1 results" in run("ls", "--config", config_id(config_of().key())[:6])
     assert run("ls", "--backend", "nobody").endswith("no results that fit\n")
+    assert "1 results" in run("ls", "--origin", "user") and "4 results" in run("ls", "--origin", "user", "--origin", "seed")
 
 
 def test_ls_in_the_words_of_the_command_line(store):
@@ -131,7 +132,7 @@ def test_export_and_import(full, tmp_path):
     assert "4 added, 0 updated" in run("import", "--directory", other, file)
     assert run("import", "--directory", other, "-", text=file.read_text()) == "-: 0 added, 0 updated, 4 unchanged\n"
     assert TuningStore(other).export() == full.export()
-    assert "No result has all that" in words(run("export", "--config", "nope", tmp_path / "none.json", code=2))
+    assert "No result has all that is asked for" in words(run("export", "--config", "nope", tmp_path / "none.json", code=2))
     assert not (tmp_path / "none.json").exists()
     part = json.loads(run("export", "--device", "gfx942"))
     assert [one["device"]["target"] for one in part["documents"]] == ["gfx942"]
