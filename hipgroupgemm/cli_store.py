@@ -346,7 +346,7 @@ def prune(
 
     given = any((older_than is not None, other_versions, any(options.values())))
     if given == everything:
-        raise click.UsageError("Which results? Give --older-than, --other-versions, --device, --backend, --config, --origin, or --all alone.")
+        raise click.UsageError("Which? Give --all alone, or --older-than, --other-versions, --device, --backend, --config, --origin.")
     wanted, states = _wanted(options), _States()
     now = datetime.datetime.now(datetime.timezone.utc)
 

@@ -168,8 +168,8 @@ def test_files_that_cannot_be_imported(full, tmp_path, content, text):
 def test_arguments_that_cannot_be_met(full, tmp_path):
     assert "does not exist" in words(run("import", tmp_path / "nothing", code=2))
     run("import", code=2)
-    assert "Which results?" in words(run("prune", code=2))
-    assert "or --all alone" in words(run("prune", "--all", "--device", "cpu", code=2))
+    assert "Which? Give --all alone, or --older-than" in words(run("prune", code=2))
+    assert "--all alone" in words(run("prune", "--all", "--device", "cpu", code=2))
     for age in ("soon", "-3d", "3 parsecs", "9999999d"):
         assert "wanted an age" in words(run("prune", f"--older-than={age}", code=2))
     assert "0 results removed" in run("prune", "--older-than", "999999y")
