@@ -115,7 +115,7 @@ def tune(
     clock, started = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
     patience = Patience(step_timeout, time_limit)
     found = _candidates(config, where, backends, algorithms, max_algorithms, max_workspace_size, deterministic)
-    sets = size_sets(config, samples)
+    sets = size_sets(config, samples, where)
     task = Task(config, where, sets, len(samples), seed, ceilings)
     notes: list[str] = []
     lanes: list[Lane] = []
