@@ -327,7 +327,8 @@ def test_files_that_are_no_use(two, tmp_path) -> None:
     done = report(torn)
     assert done.exit_code == 0
     assert "ends in the middle of a job" in done.output
-    assert "jobs: 2 ok" in done.output
+    assert "jobs: 2 of 3 in the file, unfinished: 2 ok" in done.output
+    assert f"hipgroupgemm sweep --resume {torn} goes on" in done.output
 
 
 # ---- recorded sweeps -------------------------------------------------------------------------------------------------------------
