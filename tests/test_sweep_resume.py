@@ -336,7 +336,8 @@ def test_an_unfinished_sweep_is_not_overwritten(tmp_path, whole) -> None:
     assert part.read_bytes() == before
     again = tmp_path / "again.json"
     shutil.copy(whole, again)
-    assert sweep(*SHAPES, "--json", str(again)).exit_code == 0  # a finished one is, as by every output
+    assert sweep(*SHAPES, "--json", str(again)).exit_code == 2  # nor is a finished one
+    assert sweep(*SHAPES, "--json", str(again), "--overwrite").exit_code == 0
 
 
 def test_the_order_of_jobs_in_the_file_is_no_matter(tmp_path, whole, rng: np.random.Generator) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from hipgroupgemm.benchmark.command import INTERRUPTED, stdout_console
-from hipgroupgemm.benchmark.environment import blas_name, commit_of, cpu_model
+from hipgroupgemm.benchmark.environment import blas_name, commit_of, cpu_model, load_average
 from hipgroupgemm.benchmark.labs import available_cores
 from hipgroupgemm.benchmark.table import STDOUT, write_text
 from hipgroupgemm.sweep.jobs import RequestError, SweepRequest, plan_jobs
@@ -126,7 +126,7 @@ def sweep(requests: Sequence[SweepRequest], outputs: Outputs, log: Callable[[str
     for request in requests:
         for kind in dict.fromkeys(device.partition(":")[0] for device in request.devices):
             plan_jobs(request, kind)  # what is wrong with a request is said before drivers are started
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    load = load_average()
     with WorkerPool(devices) as pool:
         for worker in pool.workers:
             reason = worker.wait_ready()

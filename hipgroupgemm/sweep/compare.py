@@ -150,10 +150,13 @@ def series_of(sweeps: Sequence[Sweep]) -> list[Series]:
             if len(kinds) > 1:
                 one.label = f"{label} [{one.device}]"
             found.append(one)
-    labels = Counter(one.label for one in found)
-    for one in found:
-        if labels[one.label] > 1:  # one file, one device, several versions
-            one.label += f" [{', '.join(f'{name} {version}' for name, version in one.versions.items())}]"
+    versions = [", ".join(f"{name} {version}" for name, version in one.versions.items()) for one in found]
+    alike: dict[str, set[str]] = {}
+    for one, text in zip(found, versions, strict=True):
+        alike.setdefault(one.label, set()).add(text)
+    for one, text in zip(found, versions, strict=True):
+        if len(alike[one.label]) > 1:  # one file, one device, several versions
+            one.label += f" [{text}]"
     labels = Counter(one.label for one in found)
     seen: Counter[str] = Counter()
     for one in found:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from hipgroupgemm.benchmark.environment import busy_note
 from hipgroupgemm.benchmark.table import bytes_text, number_text, write_text
 from hipgroupgemm.sweep.record import Record
 from hipgroupgemm.tuning.columns import FEW, WIDE, Column, fitting_table, noise_text
@@ -130,11 +131,8 @@ def noise_notes(records: Iterable[Record], load: float | None = None, cores: int
         )
     if counts["wide"]:
         notes.append(f"Winners whose times spread by more than {WIDE:.0%} from p10 to p90: {counts['wide']}; close winners are chance.")
-    if load is not None and load > cores / 2:
-        notes.append(
-            f"The load average was {load:.1f} on {cores} cores before this began: others were at work, so the times are not to be trusted."
-        )
-    return notes
+    busy = busy_note(load, cores)
+    return [*notes, busy] if busy else notes
 
 
 def write_csv(path: Path, records: Iterable[Record]) -> None:

@@ -95,7 +95,9 @@ def _note(records: Sequence[Record]) -> str:
 
 def _save(panels: Sequence[_Panel], path: Path, note: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     rows = [(panel, names, number) for panel in panels for number, names in enumerate(_lines(panel))]
     width = 1.3 * max(len(names) for _, names, _ in rows) + 2.2
@@ -107,7 +109,7 @@ def _save(panels: Sequence[_Panel], path: Path, note: str) -> None:
         panel.draw(axis, panel, names)
         axis.set_title(panel.title if number == 0 else f"{panel.title.partition(',')[0]}, continued", fontsize=10, loc="left")
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
+            handles.setdefault(label, Patch(color=to_rgb(handle.patches[0].get_facecolor())))
     figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=len(handles), frameon=False, fontsize=9)
     figure.supxlabel(note, fontsize=8, color="0.35")
     figure.savefig(path, dpi=_DPI)

@@ -78,6 +78,6 @@ def noise_text(median: float | None, p10: float | None, p90: float | None, sampl
     """What is to be said of a time that few calls or a wide range make doubtful: "few", "wide" or ""."""
     if median is None or p10 is None or p90 is None:
         return ""
-    if samples < FEW:
+    if 0 < samples < FEW:
         return "few"
     return "wide" if p90 - p10 > WIDE * median else ""
