@@ -259,15 +259,16 @@ def host_times() -> None:
     m, k, n, e = 2560, 512, 256, 32
     lhs, rhs = (cupy.asarray(rng.standard_normal(s).astype(ml_dtypes.bfloat16)) for s in ((m, k), (e, k, n)))
     sizes, out = cupy.asarray(np.full(e, m // e, np.int32)), cupy.empty((m, n), ml_dtypes.bfloat16)
-    plan = hgg.GroupedMatmulPlan(hgg.config_for_ragged_dot(lhs, rhs, sizes, out=out), "triton", "cuda:0")
+    plan = hgg.GroupedMatmulPlan(hgg.config_for_ragged_dot(lhs, rhs, sizes, out=out), "triton", "cuda:0", use_store=False)
+    untuned = {"backend": "triton", "use_store": False}
     a, b = (torch.from_dlpack(x.view(cupy.int16)).view(torch.bfloat16) for x in (lhs, rhs))
     offs = torch.cumsum(torch.from_dlpack(sizes), 0).to(torch.int32)
     calls = {
         "plan.execute(out=), CuPy": lambda: plan.execute(lhs, rhs, sizes, out=out),
         "plan.execute, CuPy": lambda: plan.execute(lhs, rhs, sizes),
-        "ragged_dot(out=), CuPy": lambda: hgg.ragged_dot(lhs, rhs, sizes, out=out, backend="triton"),
-        "ragged_dot, CuPy": lambda: hgg.ragged_dot(lhs, rhs, sizes, backend="triton"),
-        "ragged_dot, torch": lambda: hgg.ragged_dot(a, b, offs=offs, backend="triton"),
+        "ragged_dot(out=), CuPy": lambda: hgg.ragged_dot(lhs, rhs, sizes, out=out, **untuned),
+        "ragged_dot, CuPy": lambda: hgg.ragged_dot(lhs, rhs, sizes, **untuned),
+        "ragged_dot, torch": lambda: hgg.ragged_dot(a, b, offs=offs, **untuned),
         "torch._grouped_mm": lambda: torch._grouped_mm(a, b, offs=offs),
     }
     print("\nhost time of a call, p50 of 2000, us")

@@ -97,6 +97,8 @@ def cli() -> None:
 def bench(**options: Any) -> None:
     """Time ragged dots against the padded baselines, and check every result.
 
+    Each backend runs its own best guess: what tuning has stored is left out of account.
+
     Without --model, --shape and --suite all model presets are run. Their shapes are not the models' published ones: they come from AMD's
     article about grouped GEMM in XLA, whose MaxText configurations differ (its mixtral-8x7b has 32 experts). M is sequence x top-k, or
     what the article's micro-benchmark used.

@@ -24,7 +24,7 @@ else:
 
 __all__ = ["store"]
 
-_WIDE = 110  # columns of a terminal from which all columns are printed
+_WIDE = 128  # columns of a terminal from which all columns are printed
 _AGE = re.compile(r"(\d+)\s*(h|d|w|m|y)?")
 _HOURS = {"h": 1, "d": 24, "w": 7 * 24, "m": 30 * 24, "y": 365 * 24}
 
@@ -89,11 +89,11 @@ def _wanted(options: dict[str, Any]) -> Callable[[StoredRecord], bool]:
 
 
 def _open(directory: Path | None) -> TuningStore:
-    from hipgroupgemm.tuning.store import VARIABLE, TuningStore
+    from hipgroupgemm.tuning.store import VARIABLE, TuningStore, why_off
 
     opened = TuningStore(directory)
     if opened.directory is None:
-        raise click.UsageError(f"The tuning store is off ({VARIABLE}=off, or there is no home directory); name one with --directory.")
+        raise click.UsageError(f"The tuning store is off ({why_off()}); name one with --directory.")
     if opened.directory.exists() and not opened.directory.is_dir():
         raise click.UsageError(f"{opened.directory}: is no directory; name another with --directory, or in {VARIABLE}.")
     return opened
@@ -124,8 +124,12 @@ def path(directory: Path | None) -> None:
 def list_results(directory: Path | None, as_json: bool, **options: Any) -> None:
     """List the stored results.
 
-    The last column says whether a result can be used here: "yes"; "other versions" of what it depends on; or "?", where this machine has
-    not its device, or not its backend.
+    A problem that is one of an MoE layer has its class and M,K,N,E, as --class and --shape take them; M is what was tuned, and results
+    serve M up to the capacity that M is rounded up to. A class of the up projection stands for that of the down projection too: fwd_wi
+    with K and N exchanged is fwd_wo, dgrad_wi dgrad_wo, and wgrad_wi wgrad_wo.
+
+    The sizes are the user's, the balanced seed, or of the distribution that is named. The last column says whether a result can be used
+    here: "yes"; "other versions" of what it depends on; or "?", where this machine has not its device, or not its backend.
     """
     wanted = _wanted(options)
     opened = _open(directory)
@@ -136,7 +140,7 @@ def list_results(directory: Path | None, as_json: bool, **options: Any) -> None:
             record.device_name,
             record.config.to_json(),
             record.size_class,
-            record.seeded,
+            record.origin,
             record.backend,
         ),
     )
@@ -171,14 +175,41 @@ def _as_dict(record: StoredRecord, states: _States) -> dict[str, Any]:
     import dataclasses
 
     from hipgroupgemm.tuning.records import config_id
+    from hipgroupgemm.tuning.state import moe_problem
 
+    problem = moe_problem(record)
     return {
         "id": config_id(record.config),
+        "class": None if problem is None else problem[0],
+        "shape": None if problem is None else list(problem[1].extents),
         "config": json.loads(record.config.to_json()),
         "device": dataclasses.asdict(record.device),
         **record.to_dict(),
         "usable": states.of(record),
     }
+
+
+def _problem(record: StoredRecord, wide: bool) -> str:
+    """Two lines: the problem in the command line's words where it has some, else by the config's extents; its mode and types.
+
+    Narrow: without the mode where the class says it.
+    """
+    from hipgroupgemm.tuning.state import moe_problem
+
+    c, problem = record.config, moe_problem(record)
+    if problem is None:
+        batch = f" batch={c.batch_count}" if c.batch_count != 1 else ""
+        about = f"m={c.m} n={c.n} k={c.k} groups={c.group_count}{batch}"
+    else:
+        about = f"{problem[0]} M,K,N,E={','.join(map(str, problem[1].extents))}"
+    mode = f"{c.ragged_mode.name} " if wide or problem is None else ""
+    return f"{about}\n{mode}{c.type_a}->{c.type_d}{' +c' if c.beta else ''}"
+
+
+def _sizes(record: StoredRecord) -> str:
+    if record.seeded:
+        return "balanced seed"
+    return f"{record.size_class} user's" if record.origin == "user" else f"{record.size_class} {record.origin}"
 
 
 def _print_table(records: list[StoredRecord], states: _States) -> None:
@@ -194,22 +225,21 @@ def _print_table(records: list[StoredRecord], states: _States) -> None:
     console = stdout_console()
     wide = ("of floor", "tuned") if console.width >= _WIDE else ()
     for (device, name), group in itertools.groupby(records, lambda record: (record.device, record.device_name)):
-        table = Table(box=SIMPLE_HEAD, title=Text(f"{device}: {name}"), title_justify="left", title_style="bold", pad_edge=False)
+        title = Text(f"{device}: {name}")
+        table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
         for column in ("id", "problem", "sizes", "backend", "algorithm", "ms", *wide, "usable"):
             table.add_column(
                 column,
                 justify="right" if column in ("ms", "of floor") else "left",
                 overflow="fold",
-                no_wrap=column in ("id", "ms", "of floor", "tuned"),
+                no_wrap=column in ("id", "problem", "ms", "of floor", "tuned"),
                 min_width={"sizes": 8, "backend": 9}.get(column),
             )
         for record in group:
-            c = record.config
-            problem = f"{c.ragged_mode.name} {c.m}x{c.n}x{c.k} g{c.group_count} b{c.batch_count} {c.type_a}->{c.type_d}"
             cells = [
-                config_id(c)[:8],
-                problem.replace(" b1 ", " ") + (" +c" if c.beta else ""),
-                f"{record.size_class}{' seed' if record.seeded else ''}",
+                config_id(record.config)[:8],
+                _problem(record, bool(wide)),
+                _sizes(record),
                 record.backend,
                 f"{record.algorithm.index} {record.algorithm.name}",
                 f"{record.median_ms:.4g}",
@@ -228,10 +258,15 @@ def _print_table(records: list[StoredRecord], states: _States) -> None:
 @_filters
 @click.argument("file", type=OutputType(), default="-")
 def export_results(directory: Path | None, file: Path, **options: Any) -> None:
-    """Write the results to FILE as JSON, for `store import` on another machine; - (the default) is standard output."""
+    """Write the results to FILE as JSON, for `store import` on another machine; - (the default) is standard output.
+
+    Exit status: 0; 1 when FILE can't be written; 2 for arguments that can't be met, filters that no result passes among them.
+    """
     from hipgroupgemm.benchmark.table import STDOUT, write_text
 
     data = _open(directory).export(_wanted(options))
+    if any(options.values()) and not data["documents"]:
+        raise click.UsageError("No result has all that --device, --backend and --config name; `hipgroupgemm store ls` shows what there is.")
     try:
         write_text(file, json.dumps(data, indent=1) + "\n")
     except BrokenPipeError:  # main knows what to do
@@ -262,15 +297,20 @@ def import_results(directory: Path | None, dry_run: bool, files: tuple[Path, ...
     opened = _open(directory)
     for file in files:
         try:
-            counts = opened.merge(json.loads(_read(file)), dry_run=dry_run)
+            data = json.loads(_read(file))
         except (ValueError, RecursionError) as error:
-            raise click.ClickException(f"{file}: {error}") from error
+            raise click.ClickException(f"{file}: is not JSON ({error}); wanted what `hipgroupgemm store export` wrote") from error
+        try:
+            counts = opened.merge(data, dry_run=dry_run)
+        except ValueError as error:
+            raise click.ClickException(f"{file}: {str(error).removeprefix('source: ')}") from error
         except StoreWriteError as error:
             raise click.ClickException(str(error)) from error
         skipped = f", {counts.skipped} not understood" if counts.skipped else ""
+        conflicts = f"; for {counts.conflicts} the two named different best algorithms" if counts.conflicts else ""
         click.echo(
-            f"{file}: {counts.added} added, {counts.updated} updated, {counts.kept} left as they are, of these two "
-            f"{counts.conflicts} with another best algorithm{skipped}{' (dry run: nothing was changed)' if dry_run else ''}"
+            f"{file}: {counts.added} added, {counts.updated} updated, {counts.kept} unchanged{skipped}{conflicts}"
+            f"{' (dry run: nothing was changed)' if dry_run else ''}"
         )
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hipgroupgemm.tuning.state import StoreState
     from hipgroupgemm.views import Device
 
 __all__ = ["BackendState", "Finding", "Machine", "Report", "examine", "gfx_name", "print_report"]
@@ -144,16 +145,18 @@ class BackendState:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All findings, and which backends run where."""
+    """All findings, which backends run where, and what the tuning store holds (None: not looked at)."""
 
     findings: list[Finding]
     backends: list[BackendState]
+    store: StoreState | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
             "backends": [dataclasses.asdict(state) for state in self.backends],
+            "tuning_store": None if self.store is None else dataclasses.asdict(self.store),
         }
 
     def finding(self, name: str) -> Finding:
@@ -174,7 +177,9 @@ def examine(machine: Machine | None = None) -> Report:
         *_cuda_findings(machine, bool(nvidia)),
         *_python_findings(machine, bool(amd), bool(nvidia)),
     ]
-    return Report(findings, _backend_states(bool(amd), bool(nvidia)))
+    from hipgroupgemm.tuning.state import store_state
+
+    return Report(findings, _backend_states(bool(amd), bool(nvidia)), store_state())
 
 
 # ---- GPUs ------------------------------------------------------------------------------------------------------------------------
@@ -469,3 +474,6 @@ def print_report(report: Report) -> None:
     for one in report.backends:
         verdict = "runs" if not one.reason else f"does not run: {one.reason}"
         say(escape(f"  {one.backend} on {one.device}: {verdict}"))
+    if report.store is not None:
+        say("\n[bold]Tuning store[/]")
+        say(escape(f"  {report.store.describe()}"))

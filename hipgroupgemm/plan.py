@@ -58,6 +58,7 @@ class GroupedMatmulPlan:
         self.key = config.key()
         self.device = _default_device() if device is None else Device.of(device)
         self._named, self._use_store = backend, use_store
+        self._not_stored = ""  # why the algorithm is none that tuning has stored
         self._stored: StoredRecord | None = self._look_up()
         stored = self._stored
         winner = None if stored is None else lambda *_: stored.backend
@@ -119,6 +120,7 @@ class GroupedMatmulPlan:
                 if candidate != self._algorithm:
                     self._drop_executables()
                     self._algorithm = candidate
+                self._not_stored = "pinned by set_algorithm"
                 return
             known = self._backend.algorithms(self.key, self.device, as_limits(None, None))
             same = [str(c.index) for c in known if c.name == name]
@@ -146,10 +148,14 @@ class GroupedMatmulPlan:
     def _look_up(self, *, deterministic: bool = False) -> StoredRecord | None:
         """What the tuning store has for this plan."""
         if not self._use_store:
+            self._not_stored = "tuning store not used: use_store=False"
             return None
         from hipgroupgemm.tuning.store import default_store
 
-        return default_store().lookup(self.key, self.device, backend=self._named, deterministic=deterministic)
+        why: list[str] = []
+        stored = default_store().lookup(self.key, self.device, backend=self._named, deterministic=deterministic, why_not=why.append)
+        self._not_stored = "".join(f"tuning store not used: {reason}" for reason in why)
+        return stored
 
     def use_deterministic(self) -> None:
         """Takes the best deterministic algorithm that tuning has stored, else the backend's best guess; NotImplementedError without any.
@@ -237,7 +243,7 @@ class GroupedMatmulPlan:
             if algorithm != self._algorithm or algorithm.backend != self.backend:
                 self._drop_executables()
                 self._repeats.clear()
-            self._backend, self._algorithm, self._stored = get_backend(algorithm.backend), algorithm, None
+            self._backend, self._algorithm, self._stored, self._not_stored = get_backend(algorithm.backend), algorithm, None, ""
 
     @property
     def workspace_size(self) -> int:
@@ -395,7 +401,7 @@ class GroupedMatmulPlan:
             return [f"from the tuning store: {self._stored.describe()}"]
         if algorithm.time is not None:
             return [f"tuned in this process: {algorithm.verdict}, median {algorithm.time:.3g} ms"]
-        return []
+        return [self._not_stored] if self._not_stored else []
 
     # ---- life --------------------------------------------------------------------------------------------------------------
 

@@ -174,6 +174,17 @@ def test_later_plans_and_ragged_dot_take_what_was_stored(register, rng, monkeypa
     assert [one.name for one in double.executables[before:]] == ["good:1"]
 
 
+def test_of_two_tunings_within_a_second_the_later_counts(register, monkeypatch):
+    slow_reference(monkeypatch)
+    register(["good:3", "good:1"])
+    with hgg.GroupedMatmulPlan(config(), "double", "cpu") as plan:
+        first = plan.autotune([30, 9, 9], algorithms=["good:3"], isolate=False, **FAST)
+        again = plan.autotune([9, 9, 30], algorithms=["good:1"], isolate=False, **FAST)
+    assert first.started < again.started
+    with hgg.GroupedMatmulPlan(config(), "double", "cpu") as plan:
+        assert plan.algorithm.name == "good:1" and "from the tuning store" in plan.explain()
+
+
 def test_nothing_is_stored_where_that_is_not_wanted(register, tuning_store):
     register(["good"])
     with hgg.GroupedMatmulPlan(config(), device="cpu") as plan:
@@ -198,7 +209,7 @@ def test_settings_reach_the_engine(register):
         )
     assert sorted(row.algorithm.name for row in report.rows) == ["good:1", "good:2"]
     assert report.size_samples == [[48, 0, 0], [16, 16, 16]]
-    assert (report.seed, report.seeded) == (4, False)
+    assert (report.seed, report.origin) == (4, "user")
     assert events
 
 

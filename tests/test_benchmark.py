@@ -7,8 +7,9 @@ import types
 import numpy as np
 import pytest
 
-from hipgroupgemm import ragged_dot_reference, register_backend, unregister_backend
+from hipgroupgemm import GroupedMatmulPlan, ragged_dot_reference, register_backend, unregister_backend
 from hipgroupgemm.backends.reference import ReferenceBackend, numpy_view
+from hipgroupgemm.benchmark.algorithms import config_of
 from hipgroupgemm.benchmark.baselines import BASELINES, Operands
 from hipgroupgemm.benchmark.ceilings import Ceilings
 from hipgroupgemm.benchmark.judge import Judge
@@ -17,6 +18,7 @@ from hipgroupgemm.benchmark.ratios import Ratio, bare_loop, bare_loop_ratio, pad
 from hipgroupgemm.benchmark.runner import Job, Row, Runner, make_operands
 from hipgroupgemm.dtypes import DTYPES
 from hipgroupgemm.tolerance import compare, tolerance_for
+from hipgroupgemm.tuning.store import TuningStore
 from hipgroupgemm.workloads import CLASSES, MoEShape
 
 SHAPE = MoEShape(37, 19, 23, 5, label="odd")
@@ -234,6 +236,15 @@ def test_rows_are_complete() -> None:
         assert row.baseline == (row.backend in BASELINES)
     assert rows["reference"].algorithm == "numpy_matmul_a_group"
     assert rows["padded_dot"].peak_extra_bytes >= 4 * 5 * 37 * 19
+
+
+def test_what_tuning_has_stored_is_left_out_of_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is of the backends' own guesses, on whatever machine."""
+    asked = []
+    monkeypatch.setattr(TuningStore, "lookup", lambda *_, **__: asked.append(1))
+    assert run(job("fwd_wi"))["reference"].status == "ok" and not asked
+    GroupedMatmulPlan(config_of(CLASSES["fwd_wi"], SHAPE, "float32"), device="cpu").close()
+    assert asked
 
 
 @pytest.mark.parametrize(

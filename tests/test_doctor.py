@@ -6,9 +6,12 @@ import sys
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
+from store_reports import config_of, row
+from store_reports import report as store_report
 
 from hipgroupgemm.cli import cli
 from hipgroupgemm.doctor import BackendState, Finding, Machine, Report, examine, gfx_name, print_report
+from hipgroupgemm.tuning.store import TuningStore
 
 
 class FakeFunction:
@@ -278,3 +281,23 @@ def test_building_again_is_said_in_words_that_work(tmp_path, monkeypatch: pytest
     monkeypatch.setenv("HIPGROUPGEMM_NATIVE_LIBRARY", str(tmp_path / "libhipgroupgemm.so"))
     monkeypatch.setattr(_loader, "_library", None)
     assert f"`{command}` in a checkout" in (_loader.unavailable_reason() or "")
+
+
+def test_the_tuning_store_is_told_of(tmp_path, tuning_store, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def told() -> str:
+        report = examine(machine(tmp_path))
+        print_report(report)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-2:-1] == ["Tuning store"] and report.as_dict()["tuning_store"]["results"] == report.store.results
+        return lines[-1].strip()
+
+    assert told() == f"{tuning_store}: no results" and not tuning_store.exists()
+    for count, words in enumerate(("1 result", "2 results"), 1):
+        assert TuningStore().add(store_report(config_of(n=count), [row("reference", 0, 1.0)]))
+        assert told() == f"{tuning_store}: {words}"
+    for value in ("off", "0"):
+        monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", value)
+        assert told() == f"off (HIPGROUPGEMM_TUNING_STORE={value})"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", str(tmp_path / "file"))
+    assert told() == f"{tmp_path / 'file'}: is no directory"

@@ -105,6 +105,39 @@ def test_trim(runtime: Accounts) -> None:
     assert allocator.trim() == 2048 and set(runtime.live) == {in_use.ptr}
 
 
+class ContextOnly(Accounts):
+    """Like CUDA's driver, it knows no stream in a thread that has no device current."""
+
+    depth = 0
+
+    def _enter_device(self, device: int) -> object:
+        self.depth += 1
+        return self
+
+    def _leave_device(self, previous: object) -> None:
+        self.depth -= 1
+
+    def stream_key(self, stream: int) -> int:
+        assert self.depth, "no context is current"
+        return super().stream_key(stream)
+
+    def is_capturing(self, stream: int) -> bool:
+        assert self.depth, "no context is current"
+        return super().is_capturing(stream)
+
+    def capture_id(self, stream: int) -> int:
+        assert self.depth, "no context is current"
+        return super().capture_id(stream)
+
+
+def test_a_thread_without_a_current_device() -> None:
+    runtime = ContextOnly()
+    block = Buffer(StreamAllocator(runtime), 1000, 0, 0)
+    scratch = memory.Scratch(runtime, 0, 0, allocator=StreamAllocator(runtime))
+    scratch.reserve(300)
+    assert block.ptr and scratch.pointer(200) and runtime.depth == 0
+
+
 def test_out_of_memory_gives_back_what_is_kept() -> None:
     runtime = Accounts(memory_bytes=100_000)
     allocator = StreamAllocator(runtime, limit_bytes=100_000)

@@ -83,9 +83,12 @@ def test_where_the_store_is(monkeypatch, tmp_path):
     monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", "~/mine")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_store().directory == tmp_path / "mine"
-    for off in ("off", " OFF "):
+    for off in ("off", " OFF ", "0", "no", "False", "none"):
         monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", off)
         assert default_store().directory is None
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", "there/../here")
+    assert default_store().directory == TuningStore("here").directory == tmp_path / "here"
     monkeypatch.delenv("HIPGROUPGEMM_TUNING_STORE")
     monkeypatch.setenv("HIPGROUPGEMM_CACHE_DIR", str(tmp_path / "cache"))
     assert default_store().directory == tmp_path / "cache" / "tuning"
@@ -97,9 +100,9 @@ def test_where_the_store_is(monkeypatch, tmp_path):
 def test_off_holds_nothing_and_takes_nothing(monkeypatch):
     monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", "off")
     store = TuningStore()
-    assert store.add(report(config_of(), [row("reference", 0, 1.0)])) == 0
+    assert store.add(report(config_of(), [row("reference", 0, 1.0)])) == []
     assert store.lookup(KEY, CPU) is None and store.records() == [] and store.path(device_kind(CPU)) is None
-    with pytest.raises(RuntimeError, match="the tuning store is off: HIPGROUPGEMM_TUNING_STORE is 'off'"):
+    with pytest.raises(RuntimeError, match=r"the tuning store is off \(HIPGROUPGEMM_TUNING_STORE=off\)"):
         store.merge(
             {
                 "format": "hipgroupgemm tuning export",
@@ -152,14 +155,14 @@ def test_what_is_added_is_looked_up(store, double):
     config = config_of()
     before = registry_version()
     rows = [row("double", 2, 0.8), row("double", 1, 1.0), row("reference", 0, 3.0), row("double", 0, None, "wrong", reason="off by 3")]
-    told = report(config, rows, sizes=[[12, 0], [7, 4]], size_class="skewed", seeded=False, started="2026-02-03T04:05:06Z")
-    assert store.add(told) == 2
+    told = report(config, rows, sizes=[[12, 0], [7, 4]], size_class="skewed", origin="user", started="2026-02-03T04:05:06Z")
+    assert [one.backend for one in store.add(told)] == ["double", "reference"]
     assert registry_version() != before, "plans that are kept must be made anew"
     found = TuningStore(store.directory).lookup(KEY, CPU)
     assert isinstance(found, StoredRecord)
     assert (found.backend, found.algorithm.index, found.algorithm.name) == ("double", 2, "kernel_2")
     assert (found.algorithm.workspace_size, found.algorithm.deterministic, found.algorithm.time) == (2000, False, 0.8)
-    assert (found.median_ms, found.fraction, found.size_class, found.seeded) == (0.8, 0.01 / 0.8, "skewed", False)
+    assert (found.median_ms, found.fraction, found.size_class, found.origin) == (0.8, 0.01 / 0.8, "skewed", "user")
     assert found.config == KEY and found.device == device_kind(CPU) and found.device_name == told.device_name
     sizes = dict(found.sizes)
     assert len(sizes.pop("digest")) == 16
@@ -220,18 +223,73 @@ def test_size_classes_in_the_order_of_preference(store):
 
     add(median=1.0)
     assert asked() == asked("skewed") == 1.0
-    add(median=2.0, size_class="sparse", seeded=False, sizes=[[12, 0]])
+    add(median=2.0, size_class="sparse", origin="user", sizes=[[12, 0]])
     assert asked() == 2.0 and asked("balanced") == 1.0
-    add(median=3.0, size_class="skewed", seeded=False, sizes=[[9, 3]])
+    add(median=3.0, size_class="skewed", origin="user", sizes=[[9, 3]])
     assert asked() == 3.0, "the newest of the user's"
     add(median=4.0)  # the seed, younger than all: the user's still come first
     assert asked() == 3.0 and asked("balanced") == 4.0 and asked("sparse") == 2.0
-    add(median=5.0, size_class="balanced", seeded=False, sizes=[[6, 6]])
+    add(median=5.0, size_class="balanced", origin="user", sizes=[[6, 6]])
     assert asked() == 5.0 and asked("balanced") == 5.0 and asked("skewed") == 3.0
 
 
+def test_real_routing_comes_first_then_the_seed_then_synthetic_sizes_and_none_replaces_another(store):
+    def add(median, origin):
+        (held,) = store.add(report(config_of(), [row("reference", 0, median)], origin=origin, size_class="skewed", sizes=[[9, 3]]))
+        assert (held.origin, held.median_ms) == (origin, median)
+
+    def found():
+        return store.lookup(KEY, CPU)
+
+    add(1.0, "zipf")
+    assert found().median_ms == 1.0 and "on synthetic sizes (zipf, skewed)" in found().describe()
+    add(2.0, "dirichlet")
+    assert found().median_ms == 2.0
+    add(3.0, "seed")
+    assert found().median_ms == 3.0 and "on balanced sizes" in found().describe()
+    add(4.0, "user")
+    for number, origin in enumerate(("zipf", "dirichlet", "seed"), 5):  # younger than the user's, of the same class, on the same sizes
+        add(float(number), origin)
+        assert found().median_ms == 4.0 and store.lookup(KEY, CPU, size_class="skewed").median_ms == 4.0
+        assert "on skewed sizes of the user's" in found().describe()
+    assert sorted((one.origin, one.median_ms) for one in store.records()) == [
+        ("dirichlet", 6.0),
+        ("seed", 7.0),
+        ("user", 4.0),
+        ("zipf", 5.0),
+    ]
+    assert len({one.place for one in store.records()}) == 4
+    other = TuningStore(store.directory / "other")
+    other.merge(store.export())
+    assert other.records() == store.records()
+
+
+@pytest.mark.parametrize("started", ["2026-03-01T00:00:00+00:00", "2026-03-01T00:00:00.999999Z"])
+def test_of_tunings_that_began_at_one_time_the_one_added_later_wins(store, started):
+    for number, (size_class, sizes) in enumerate(
+        [("skewed", [[9, 3]]), ("sparse", [[12, 0]]), ("skewed", [[10, 2]]), ("sparse", [[0, 12]])]
+    ):
+        told = report(config_of(), [row("reference", 0, 1.0 + number)], origin="user", size_class=size_class, sizes=sizes, started=started)
+        (held,) = store.add(told)
+        assert store.lookup(KEY, CPU) == held and held.median_ms == 1.0 + number
+    assert sorted(one.median_ms for one in store.records()) == [3.0, 4.0]
+
+
+def test_what_add_returns_is_what_the_store_holds(store, double):
+    def add(*rows, **settings):
+        return store.add(report(config_of(), list(rows), **settings))
+
+    first = add(row("double", 0, 1.0), row("reference", 0, 2.0))
+    assert first == store.records()
+    again = add(row("double", 1, 3.0), sizes=[[7, 5]])
+    assert [one.place for one in again] == [first[0].place] and again[0] in store.records() and first[0] not in store.records()
+    assert add(row("double", 2, 0.1), sizes=[[8, 4]], started="2001-01-01T00:00:00Z") == [], "a later result on other sizes stays"
+    assert add(row("double", 0, None, "failed")) == []
+    assert len(store.records()) == 2
+
+
 def test_another_product_of_the_same_kind_comes_second(store):
-    store.add(report(config_of(), [row("reference", 0, 1.0)], seeded=False, name="another product"))
+    store.add(report(config_of(), [row("reference", 0, 1.0)], origin="user", name="another product"))
     assert store.lookup(KEY, CPU).device_name == "another product"
     store.add(report(config_of(), [row("reference", 0, 2.0)]))
     assert store.lookup(KEY, CPU).median_ms == 2.0
@@ -283,7 +341,7 @@ def test_a_faster_backend_that_has_changed_makes_the_comparison_stale(store, dou
 
 @pytest.mark.parametrize("change", [{"index": 7}, {"name": "kernel_renamed"}, None])
 def test_index_and_name_are_both_checked(store, double, change, caplog):
-    store.add(report(config_of(), [row("double", 0, 1.0), row("double", 1, 2.0), row("reference", 0, 3.0)], seeded=False))
+    store.add(report(config_of(), [row("double", 0, 1.0), row("double", 1, 2.0), row("reference", 0, 3.0)], origin="user"))
     store.add(report(config_of(), [row("reference", 0, 9.0)]))
     double.found[0:1] = [] if change is None else [dataclasses.replace(double.found[0], **change)]
     with caplog.at_level(logging.WARNING, "hipgroupgemm.tuning"):

@@ -12,11 +12,13 @@ from click.testing import CliRunner
 from store_reports import config_of, report, row
 
 import hipgroupgemm as hgg
+from hipgroupgemm.benchmark.algorithms import config_of as problem_of
 from hipgroupgemm.cli import cli
 from hipgroupgemm.tuning.identity import device_kind
 from hipgroupgemm.tuning.records import config_id
 from hipgroupgemm.tuning.store import TuningStore
 from hipgroupgemm.views import CPU
+from hipgroupgemm.workloads import CLASSES, MoEShape
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def full(store):
     """Three results of this machine, one of them of other versions, and one of an accelerator that is not here."""
     now = datetime.datetime.now(datetime.timezone.utc)
     store.add(report(config_of(), [row("reference", 0, 1.25)], started=now.isoformat()))
-    store.add(report(config_of(n=6), [row("reference", 0, 2.0)], started=(now - datetime.timedelta(days=10)).isoformat(), seeded=False))
+    store.add(report(config_of(n=6), [row("reference", 0, 2.0)], started=(now - datetime.timedelta(days=10)).isoformat(), origin="user"))
     store.add(report(config_of(n=7), [row("reference", 0, 3.0)], versions={"numpy": "1.0"}, started="2025-01-01T00:00:00Z"))
     mi300 = {"kind": "rocm", "target": "gfx942", "compute_units": 304}
     store.add(report(config_of(n=8), [row("hipblaslt", 4, 4.0)], device=mi300, name="AMD [bold] MI300X", size_class="skewed"))
@@ -74,7 +76,12 @@ def test_ls(full):
     lines = {line.split()[0]: line for line in text.splitlines() if re.match(r"^ ?[0-9a-f]{8} ", line)}
     assert len(lines) == 4 and f"4 results in {full.directory}" in text
     first = lines[config_id(config_of().key())[:8]]
-    assert "NON_CONTRACTING 12x5x7 g2" in first and "float32->float32" in text and "0 numpy_matmul_a_group" in first and "1.25" in first
+    assert (
+        "fwd_wi M,K,N,E=12,7,5,2 " in first
+        and "NON_CONTRACTING float32->float32" in text
+        and "0 numpy_matmul_a_group" in first
+        and "1.25" in first
+    )
     assert first.rstrip().endswith("yes") and "balanced seed" in first
     assert lines[config_id(config_of(n=7).key())[:8]].rstrip().endswith("other versions")
     assert lines[config_id(config_of(n=8).key())[:8]].rstrip().endswith("?")
@@ -83,6 +90,26 @@ def test_ls(full):
     assert "hipblaslt" not in run("ls", "--backend", "reference")
     assert "1 results" in run("ls", "--config", config_id(config_of().key())[:6])
     assert run("ls", "--backend", "nobody").endswith("no results that fit\n")
+
+
+def test_ls_in_the_words_of_the_command_line(store):
+    """A row can be found by the --class and --shape that were swept."""
+    shape = MoEShape(100, 48, 32, 4)
+    swapped = {"fwd_wo": "fwd_wi", "dgrad_wo": "dgrad_wi", "wgrad_wo": "wgrad_wi"}
+    for name, kind in CLASSES.items():
+        told = report(problem_of(kind, shape, "float32"), [row("reference", 0, 1.0)], origin="zipf", size_class="skewed")
+        (held,) = store.add(told)
+        (one,) = json.loads(run("ls", "--json", "--config", config_id(held.config)))
+        assert held.config.ragged_extent == 104, "the key is rounded up"
+        assert (one["class"], one["shape"]) == ((name, [100, 48, 32, 4]) if name not in swapped else (swapped[name], [100, 32, 48, 4]))
+        assert f"{one['class']} M,K,N,E={','.join(map(str, one['shape']))} " in run("ls", "--config", config_id(held.config))
+        assert "skewed zipf" in run("ls", "--config", config_id(held.config))
+    lhs, rhs = hgg.ArraySpec((12, 7), "float32"), hgg.ArraySpec((2, 7, 5), "float32")
+    transposed = hgg.ArraySpec((12, 7), "float32", strides=(4, 48))
+    for config in (hgg.config_for_ragged_dot(one, rhs, hgg.ArraySpec((2,), "int32")) for one in (lhs, transposed)):
+        store.add(report(config, [row("reference", 0, 1.0)], origin="user", size_class="sparse"))
+    assert "fwd_wi M,K,N,E=12,7,5,2 " in run("ls") and "m=12 n=5 k=7 groups=2 " in run("ls") and "sparse user's" in run("ls")
+    assert [one["shape"] for one in json.loads(run("ls", "--json")) if one["config"]["k"] == 7].count(None) == 1
 
 
 def test_ls_json(full):
@@ -100,12 +127,12 @@ def test_export_and_import(full, tmp_path):
     assert json.loads(run("export")) == json.loads(file.read_text()) == json.loads(run("export", "-"))
     other = tmp_path / "other"
     text = run("import", "--directory", other, "--dry-run", file)
-    assert "4 added, 0 updated, 0 left as they are" in text and "dry run" in text and not other.exists()
+    assert "4 added, 0 updated, 0 unchanged" in text and "dry run" in text and not other.exists()
     assert "4 added, 0 updated" in run("import", "--directory", other, file)
-    assert "0 added, 0 updated, 4 left as they are, of these two 0 with another best algorithm" in words(
-        run("import", "--directory", other, "-", text=file.read_text())
-    )
+    assert run("import", "--directory", other, "-", text=file.read_text()) == "-: 0 added, 0 updated, 4 unchanged\n"
     assert TuningStore(other).export() == full.export()
+    assert "No result has all that" in words(run("export", "--config", "nope", tmp_path / "none.json", code=2))
+    assert not (tmp_path / "none.json").exists()
     part = json.loads(run("export", "--device", "gfx942"))
     assert [one["device"]["target"] for one in part["documents"]] == ["gfx942"]
     third = tmp_path / "third"
@@ -114,15 +141,17 @@ def test_export_and_import(full, tmp_path):
     elsewhere = TuningStore(tmp_path / "elsewhere")
     elsewhere.add(report(config_of(n=9), [row("double", 2, 1.0)], started="2026-02-01T00:00:00Z"))
     (tmp_path / "conflict.json").write_text(json.dumps(elsewhere.export()))
-    assert "0 added, 1 updated, 0 left as they are, of these two 1 with another" in words(run("import", tmp_path / "conflict.json"))
+    assert "0 added, 1 updated, 0 unchanged; for 1 the two named different best algorithms" in words(
+        run("import", tmp_path / "conflict.json")
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("{", "not.json: Expecting property name"),
+        ("{", "not.json: is not JSON (Expecting property name"),
         ("[" * 100_000, "not.json: "),
-        ("{}", "is no tuning store; wanted what `hipgroupgemm store export` wrote"),
+        ("{}", "not.json: is no tuning store; wanted what `hipgroupgemm store export` wrote"),
         ('{"format": "hipgroupgemm tuning store", "schema": 99}', "has schema 99, this version of hipgroupgemm knows 1"),
     ],
 )

@@ -81,7 +81,7 @@ sys.stdin.readline()
 for turn in range(8):
     own = report(config_of(n=100 + 10 * number + turn), [row("reference", 0, 1.0 + number)], started="2026-01-01T00:00:00Z")
     shared = report(config_of(n=7), [row(f"backend_{number}", turn, 1.0 + turn)], started=f"2026-01-01T00:00:0{turn}Z")
-    assert store.add(own) == 1 and store.add(shared) == 1
+    assert len(store.add(own)) == len(store.add(shared)) == 1
     assert store.lookup(own.config, __import__("hipgroupgemm").views.CPU) is not None
 """
 
@@ -259,7 +259,7 @@ def test_a_write_that_fails_leaves_the_file_and_no_litter(store, monkeypatch, ca
     for step in ("fsync", "replace", "fdopen", "fchmod"):
         with monkeypatch.context() as patch:
             patch.setattr(os, step, full)
-            assert store.add(report(config_of(n=6), [row("reference", 0, 1.0)])) == 0
+            assert store.add(report(config_of(n=6), [row("reference", 0, 1.0)])) == []
         assert path.read_bytes() == before and leftovers(store) == [], step
     assert caplog.text.count("No space left on device") == len(caplog.records) == 1, "one warning"
     assert "what was tuned is not stored" in caplog.text and "HIPGROUPGEMM_TUNING_STORE" in caplog.text
@@ -366,7 +366,7 @@ def test_a_file_of_a_later_schema_is_left_alone(store, caplog):
     path.write_bytes(later)
     for _ in range(2):
         assert store.lookup(KEY, CPU) is None and store.records() == []
-        assert store.add(report(config_of(), [row("reference", 0, 1.0)])) == 0
+        assert store.add(report(config_of(), [row("reference", 0, 1.0)])) == []
     assert path.read_bytes() == later and leftovers(store) == []
     texts = [entry.getMessage() for entry in caplog.records]
     assert len(texts) == 2, "one for reading, one for storing"
@@ -384,7 +384,7 @@ def test_a_file_of_another_device_is_left_alone(store, caplog):
     other = json.dumps(new_document(type(device_kind(CPU))("rocm", "gfx942", 304))).encode()
     path.write_bytes(other)
     assert store.lookup(KEY, CPU) is None
-    assert store.add(report(config_of(), [row("reference", 0, 1.0)])) == 0
+    assert store.add(report(config_of(), [row("reference", 0, 1.0)])) == []
     assert path.read_bytes() == other
     assert "is of rocm gfx942, 304 CUs, not of cpu" in caplog.text and "is of another device" in caplog.text
 
@@ -420,7 +420,7 @@ def test_a_read_only_directory_is_read_and_costs_one_warning_when_tuned(store, u
     unwritable()
     assert store.lookup(KEY, CPU).median_ms == 1.0
     for _ in range(3):
-        assert store.add(report(config_of(), [row("reference", 0, 0.5)])) == 0
+        assert store.add(report(config_of(), [row("reference", 0, 0.5)])) == []
     assert path.read_bytes() == before and len(caplog.records) == 1 and "what was tuned is not stored" in caplog.text
     with pytest.raises(StoreWriteError, match="can't be written"):
         store.remove(lambda _: True)
@@ -429,7 +429,7 @@ def test_a_read_only_directory_is_read_and_costs_one_warning_when_tuned(store, u
 def test_a_directory_that_cannot_be_made(store, unwritable, caplog):
     unwritable()
     assert store.lookup(KEY, CPU) is None
-    assert store.add(report(config_of(), [row("reference", 0, 0.5)])) == 0
+    assert store.add(report(config_of(), [row("reference", 0, 0.5)])) == []
     assert "Read-only file system" in caplog.text
 
 
@@ -437,7 +437,7 @@ def test_a_file_in_the_place_of_the_directory(tmp_path, caplog):
     (tmp_path / "file").write_text("mine")
     store = TuningStore(tmp_path / "file")
     assert store.lookup(KEY, CPU) is None and store.records() == []
-    assert store.add(report(config_of(), [row("reference", 0, 0.5)])) == 0
+    assert store.add(report(config_of(), [row("reference", 0, 0.5)])) == []
     assert (tmp_path / "file").read_text() == "mine" and len(caplog.records) == 1
 
 
@@ -447,7 +447,7 @@ def test_a_directory_in_the_place_of_the_file(store, caplog):
     path.mkdir()
     for _ in range(2):
         assert store.lookup(KEY, CPU) is None
-        assert store.add(report(config_of(), [row("reference", 0, 0.5)])) == 0
+        assert store.add(report(config_of(), [row("reference", 0, 0.5)])) == []
     assert len(caplog.records) == 2 and path.is_dir()
 
 
@@ -455,7 +455,7 @@ def test_without_filelock_the_store_is_read_and_tuning_goes_on(store, monkeypatc
     fill(store)
     monkeypatch.setitem(sys.modules, "filelock", None)
     assert store.lookup(KEY, CPU) is not None
-    assert store.add(report(config_of(), [row("reference", 0, 0.5)])) == 0
+    assert store.add(report(config_of(), [row("reference", 0, 0.5)])) == []
     assert "pip install filelock" in caplog.text
 
 
@@ -464,7 +464,7 @@ def test_a_lock_that_nobody_gives_back(store, monkeypatch, caplog):
     monkeypatch.setattr(files, "_LOCK_SECONDS", 0.2)
     with store._file(device_kind(CPU))._locked(5):
         assert store.lookup(KEY, CPU) is not None, "readers take no lock"
-        assert store.add(report(config_of(), [row("reference", 0, 0.5)])) == 0
+        assert store.add(report(config_of(), [row("reference", 0, 0.5)])) == []
     assert "Timeout" in caplog.text and len([entry for entry in caplog.records if entry.name == "hipgroupgemm.tuning"]) == 1
     fill(store, 0.25)
     assert store.lookup(KEY, CPU).median_ms == 0.25

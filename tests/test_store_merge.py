@@ -64,11 +64,11 @@ def test_a_later_run_over_few_algorithms_does_not_undo_a_thorough_one(store, dou
 
 @pytest.mark.parametrize("verdict", ["wrong", "nondeterministic", "crashed", "hung"])
 def test_an_algorithm_that_was_found_wrong_is_struck_whatever_it_was_tuned_on(store, double, verdict):
-    store.add(report(config_of(), [row("double", 0, 1.0), row("double", 1, 2.0)], seeded=False, size_class="skewed"))
+    store.add(report(config_of(), [row("double", 0, 1.0), row("double", 1, 2.0)], origin="user", size_class="skewed"))
     store.add(report(config_of(), [row("double", 0, 1.0)]))
     store.add(report(config_of(n=6), [row("double", 0, 1.0)]))
     before = registry_version()
-    assert store.add(report(config_of(), [row("double", 0, None, verdict, reason="bad")])) == 0
+    assert store.add(report(config_of(), [row("double", 0, None, verdict, reason="bad")])) == []
     assert registry_version() != before
     assert name_of(store.lookup(KEY, CPU)) == "double kernel_1"
     assert [one.size_class for one in store.records() if one.config == KEY] == ["skewed"]
@@ -86,8 +86,8 @@ def test_what_was_found_wrong_with_these_versions_says_nothing_of_others(store):
 
 
 def test_a_report_without_a_right_algorithm_stores_nothing(store, double):
-    assert store.add(report(config_of(), [row("double", 0, None, "failed"), row("double", 1, None, "untimed")])) == 0
-    assert store.add(report(config_of(), [])) == 0
+    assert store.add(report(config_of(), [row("double", 0, None, "failed"), row("double", 1, None, "untimed")])) == []
+    assert store.add(report(config_of(), [])) == []
     assert not store.directory.exists()
     with pytest.raises(ValueError, match=r"identity: is none that identity\(\) gave"):
         store.add(dataclasses.replace(report(config_of(), [row("reference", 0, 1.0)]), identity={"kind": "cpu"}))

@@ -25,7 +25,7 @@ from hipgroupgemm.views import CPU
 
 
 def add(rows, config=None, **settings):
-    assert default_store().add(report(config_of() if config is None else config, rows, **settings)) > 0
+    assert default_store().add(report(config_of() if config is None else config, rows, **settings))
 
 
 def operands(rng):
@@ -47,7 +47,7 @@ def ran(double, call):
 def test_a_plan_begins_with_the_stored_winner(double, rng):
     lhs, rhs, sizes = operands(rng)
     with GroupedMatmulPlan(config_of(), device="cpu") as plan:
-        assert plan.backend == "reference" and "tuning store" not in plan.explain()
+        assert plan.backend == "reference" and "from the tuning store" not in plan.explain()
     add([row("double", 2, 1.0), row("double", 1, 2.0), row("reference", 0, 5.0)], started="2026-02-03T04:05:06+00:00")
     with GroupedMatmulPlan(config_of(), device="cpu") as plan:
         assert (plan.backend, plan.algorithm.name, plan.workspace_size) == ("double", "kernel_2", 2000)
@@ -56,9 +56,9 @@ def test_a_plan_begins_with_the_stored_winner(double, rng):
         out = plan.execute(lhs, rhs, sizes)
         np.testing.assert_array_equal(out, hgg.ragged_dot(lhs, rhs, sizes, backend="reference"))
         plan.set_algorithm("kernel_1", 1)
-        assert "tuning store" not in plan.explain()
+        assert "from the tuning store" not in plan.explain()
         plan.set_algorithm("kernel_2", 2)
-        assert "tuning store" in plan.explain()
+        assert "from the tuning store" in plan.explain()
     with GroupedMatmulPlan(config_of(alpha=2.5), device="cpu") as plan:
         assert plan.backend == "double", "one key"
     with GroupedMatmulPlan(config_of(n=6), device="cpu") as plan:
@@ -68,7 +68,7 @@ def test_a_plan_begins_with_the_stored_winner(double, rng):
 def test_a_named_backend_gets_its_own_best(double):
     add([row("double", 2, 5.0), row("double", 1, 6.0), row("reference", 0, 1.0)])
     with GroupedMatmulPlan(config_of(), "double", "cpu") as plan:
-        assert plan.algorithm.name == "kernel_2" and "tuning store" in plan.explain()
+        assert plan.algorithm.name == "kernel_2" and "from the tuning store" in plan.explain()
     with GroupedMatmulPlan(config_of(), device="cpu") as plan:
         assert plan.backend == "reference"
     with pytest.raises(ValueError, match="no such backend"):
@@ -78,7 +78,7 @@ def test_a_named_backend_gets_its_own_best(double):
 def test_argument_and_environment_turn_it_off(double, monkeypatch, tuning_store):
     add([row("double", 2, 1.0)])
     with GroupedMatmulPlan(config_of(), device="cpu", use_store=False) as plan:
-        assert plan.backend == "reference" and "tuning store" not in plan.explain()
+        assert plan.backend == "reference" and "from the tuning store" not in plan.explain()
         plan.use_deterministic()
     with GroupedMatmulPlan(config_of(), "double", "cpu", use_store=False) as plan:
         assert plan.algorithm.name == "kernel_0"
@@ -92,12 +92,55 @@ def test_argument_and_environment_turn_it_off(double, monkeypatch, tuning_store)
         assert plan.backend == "double"
 
 
+def test_explain_says_why_nothing_stored_is_used(double, monkeypatch, tuning_store):
+    def line(backend=None, **settings):
+        with GroupedMatmulPlan(config_of(), backend, "cpu", **settings) as plan:
+            (found,) = [text for text in plan.explain().splitlines() if "tuning store" in text]
+        return found
+
+    here = f"nothing is stored for {device_kind(CPU)} in {tuning_store}"
+    assert line() == f"tuning store not used: {here}"
+    add([row("double", 2, 1.0)], config_of(n=6))
+    assert line() == f"tuning store not used: {here.replace('for ', 'for this config on ', 1)}"
+    add([row("double", 2, 1.0)])
+    assert line().startswith("from the tuning store: ")
+    assert line("reference") == "tuning store not used: nothing is stored for this config of backend reference"
+    assert line(use_store=False) == "tuning store not used: use_store=False"
+    with GroupedMatmulPlan(config_of(), device="cpu") as plan:
+        plan.use_deterministic()
+        assert "tuning store not used: nothing is stored for this config with a deterministic algorithm" in plan.explain()
+        plan.set_algorithm("kernel_0", 0)
+        assert "pinned by set_algorithm" in plan.explain() and "tuning store" not in plan.explain()
+    double.reason = "no time"
+    assert line() == "tuning store not used: what is stored for this config is of double, which can't run it here"
+    double.reason = None
+    double.versions = lambda _: {"library": "2"}
+    stale = "tuning store not used: the stored result of backend double is stale: library is 2 now and was not known"
+    assert line() == line() == stale, "also when it has been warned of"
+    monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", "no")
+    assert line() == "tuning store not used: it is off (HIPGROUPGEMM_TUNING_STORE=no)"
+    monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", str(tuning_store))
+    path = TuningStore(tuning_store).path(device_kind(CPU))
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 99', 1))
+    assert f"tuning store not used: {path} has schema 99" in line()
+
+
+def test_explain_tells_real_routing_from_synthetic_sizes(double):
+    add([row("double", 2, 1.0)], origin="user", size_class="skewed")
+    add([row("double", 0, 0.5)], origin="zipf", size_class="skewed")
+    with GroupedMatmulPlan(config_of(), device="cpu") as plan:
+        assert plan.algorithm.name == "kernel_2" and "on skewed sizes of the user's" in plan.explain()
+    default_store().remove(lambda record: record.origin == "user")
+    with GroupedMatmulPlan(config_of(), device="cpu") as plan:
+        assert plan.algorithm.name == "kernel_0" and "on synthetic sizes (zipf, skewed)" in plan.explain()
+
+
 def test_deterministic_takes_the_best_stored_one_of_any_backend(double):
     add([row("double", 2, 1.0), row("double", 1, 3.0), row("reference", 0, 2.0)])
     with GroupedMatmulPlan(config_of(), device="cpu") as plan:
         assert (plan.backend, plan.algorithm.name) == ("double", "kernel_2")
         plan.use_deterministic()
-        assert plan.backend == "reference" and "tuning store" in plan.explain() and "reference" in plan.explain()
+        assert plan.backend == "reference" and "from the tuning store" in plan.explain() and "reference" in plan.explain()
     with GroupedMatmulPlan(config_of(), "double", "cpu") as plan:
         plan.use_deterministic()
         assert (plan.backend, plan.algorithm.name) == ("double", "kernel_1")
@@ -255,7 +298,7 @@ def test_a_lookup_loads_nothing_that_a_call_may_not_load(tmp_path, stored, block
     if stored:
         TuningStore(directory).add(report(config, [row("reference", 0, 1.0)]))
     code = CHECK % (FRAMEWORKS, FRAMEWORKS) if not blocked else BLOCK % (FRAMEWORKS,) + CHECK.replace("%r", "[]")
-    code = code.replace("plan.explain()", f"assert ('tuning store' in plan.explain()) is {stored}")
+    code = code.replace("plan.explain()", f"assert ('from the tuning store' in plan.explain()) is {stored}")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert directory.exists() is stored

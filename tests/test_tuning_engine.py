@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 
 import numpy as np
@@ -15,7 +16,7 @@ import hipgroupgemm as hgg
 from hipgroupgemm.tuning import child
 from hipgroupgemm.tuning.engine import tune
 from hipgroupgemm.tuning.host_bench import HostBench
-from hipgroupgemm.tuning.report import VERDICTS
+from hipgroupgemm.tuning.report import VERDICTS, TuningReport
 from hipgroupgemm.tuning.session import NO_MEMORY, SessionError
 
 FAST = {"repetitions": 3, "warmup": 1, "ceilings": False, "step_timeout": 30.0}
@@ -279,6 +280,7 @@ def test_all_backends_that_can_are_asked(register):
 
 def test_selection_of_algorithms(register):
     register(TuningDouble([f"good:{i}" for i in range(12)], workspaces={"good:0": 100, "good:3": 50}))
+    register(TuningDouble(["good:1"], name="large", workspaces={"good:1": 100}))
     one = {**FAST, "repetitions": 1, "warmup": 0, "backends": "double", "isolate": False}
 
     def names(**settings):
@@ -292,8 +294,10 @@ def test_selection_of_algorithms(register):
     assert names(algorithms="good:7") == ["good:7"]
     with pytest.raises(ValueError, match="'splendid'"):
         names(algorithms=["good:7", "splendid"])
-    with pytest.raises(NotImplementedError, match="no algorithm"):
+    with pytest.raises(ValueError, match="max_algorithms=0: wanted at least 1"):
         names(max_algorithms=0)
+    with pytest.raises(NotImplementedError, match="no algorithm within 60 bytes"):
+        tune(forward(8, 4, 4), "cpu", backends="large", max_workspace_size=60, **FAST)
 
 
 def test_refusals(register):
@@ -305,6 +309,9 @@ def test_refusals(register):
         tune(forward(), "cpu", backends=[], **FAST)
     for settings, kind in (
         ({"repetitions": 0}, ValueError),
+        ({"max_algorithms": 0}, ValueError),
+        ({"max_algorithms": "2"}, TypeError),
+        ({"origin": "zipf"}, ValueError),
         ({"repetitions": 1.5}, TypeError),
         ({"warmup": -1}, ValueError),
         ({"time_limit": 0}, ValueError),
@@ -324,7 +331,13 @@ def test_given_sizes_are_tuned_for(register):
     register(TuningDouble(["good"]))
     report = tune(forward(), "cpu", [60, 0, 0, 4], **FAST)
     assert report.size_samples == [[60, 0, 0, 4]]
-    assert (report.seeded, report.size_class) == (False, "skewed")
+    assert (report.origin, report.seeded, report.size_class) == ("user", False, "skewed")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00", report.started), "two tunings a second are told apart"
+    drawn = tune(forward(), "cpu", [60, 0, 0, 4], origin="zipf", **FAST)
+    assert (drawn.origin, drawn.seeded) == ("zipf", False) and TuningReport.from_dict(drawn.to_dict()).origin == "zipf"
+    assert tune(forward(), "cpu", **FAST).origin == "seed"
+    with pytest.raises(ValueError, match="nothing to time"):
+        tune(forward(), "cpu", [0, 0, 0, 0], **FAST)
     several = tune(forward(), "cpu", np.array([[16, 16, 16, 16], [64, 0, 0, 0]]), **FAST)
     assert several.size_samples == [[16, 16, 16, 16], [64, 0, 0, 0]]
     with pytest.raises(ValueError, match=r"group_sizes: group 1 .*past"):

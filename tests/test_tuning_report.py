@@ -38,7 +38,7 @@ def report(rows, **changes):
         "ragged_extent": 40,
         "size_samples": [[14, 13, 13]],
         "size_class": "balanced",
-        "seeded": True,
+        "origin": "seed",
         "seed": 3,
         "started": "2026-11-30T01:02:03+00:00",
         "seconds": 1.25,
@@ -117,6 +117,18 @@ def test_json_round_trip(tmp_path):
         assert any(math.isnan(e) for e in errors)
         assert math.inf in errors
     json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+@pytest.mark.parametrize("write", [TuningReport.to_json, TuningReport.to_csv])
+def test_a_file_that_cannot_be_written_is_named_itself(tmp_path, write):
+    path = tmp_path / "no" / "report"
+    with pytest.raises(FileNotFoundError) as caught:
+        write(full_report(), path)
+    assert caught.value.filename == str(path) and f"there is no directory {tmp_path / 'no'}; make it first" in str(caught.value)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError) as caught:
+        write(full_report(), tmp_path / "file" / "report")
+    assert caught.value.filename == str(tmp_path / "file" / "report") and not list(tmp_path.glob(".*"))
 
 
 def test_without_floor_and_ceilings_and_rows():

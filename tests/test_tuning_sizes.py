@@ -8,7 +8,7 @@ from generators import BATCH, FORWARD, FORWARD_BATCHED, WEIGHT_GRADIENT
 from workbench_contract import Case, case_list
 
 import hipgroupgemm as hgg
-from hipgroupgemm.tuning.sizes import hostile_sizes, seed_sizes, size_class, size_class_of, size_samples
+from hipgroupgemm.tuning.sizes import hostile_sizes, origin_of, seed_sizes, size_class, size_class_of, size_samples
 from hipgroupgemm.tuning.unread import Reads, Unread, spans
 from hipgroupgemm.tuning.verify import size_sets
 from hipgroupgemm.tuning.workbench import workbench_for
@@ -101,6 +101,8 @@ def test_jax_and_torch_like_arrays():
         ([[1, 1, 1, 1], [3, 3, 3, 3]], ValueError, ("group_sizes[1]", "group 2", "3 rows wanted, 2 left of 8")),
         ([2**62, 2**62, 2**62, 2**62], ValueError, ("group 0", "runs past")),
         (np.zeros((0, 4), int), ValueError, ("no sample",)),
+        ([0, 0, 0, 0], ValueError, ("all groups are empty", "nothing to time")),
+        ([[0, 0, 0, 0]] * 3, ValueError, ("all groups are empty", "nothing to time")),
         (7, TypeError, ("shape ()",)),
     ],
 )
@@ -109,6 +111,29 @@ def test_wrong_sizes_are_refused(given, error, words):
         size_samples(given, forward(8, 4))
     for word in (*words, "group_sizes"):
         assert word in str(caught.value)
+
+
+def test_a_wrong_sample_among_several_is_not_told_that_several_may_be_given():
+    with pytest.raises(TypeError) as caught:
+        size_samples([[4, 4], [1, 2]], forward(8, 4))
+    assert str(caught.value) == "group_sizes[0]: got shape (2,), wanted (4,): one size for each of the config's groups"
+    assert len(size_samples([[0, 0, 0, 0], [0, 1, 0, 0]], forward(8, 4))) == 2, "a step without rows among real ones"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named", "wanted"),
+    [(None, None, "seed"), ([1], None, "user"), ([1], "zipf", "zipf"), ([1], "user", "user"), (None, "seed", "seed")],
+)
+def test_where_sizes_come_from(sizes, named, wanted):
+    assert origin_of(sizes, named) == wanted
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named", "error"), [(None, "zipf", ValueError), ([1], "seed", ValueError), ([1], " ", ValueError), ([1], 3, TypeError)]
+)
+def test_origins_that_make_no_sense(sizes, named, error):
+    with pytest.raises(error, match=r"^origin"):
+        origin_of(sizes, named)
 
 
 def test_batch_sizes_are_checked_for_shape_only():

@@ -114,9 +114,10 @@ class Executable(abc.ABC):
 class Backend(Protocol):
     """A way to run configs. A backend is one module with one such class, and never imports the plan.
 
-    It may have two methods more. `versions(device) -> dict[str, str]`: the versions, beside this package's own, that decide what its
+    It may have three methods more. `versions(device) -> dict[str, str]`: the versions, beside this package's own, that decide what its
     algorithms are and how fast; stored tuning results hold for these alone. `find_algorithm(config, device, name, index) ->
-    MatmulAlgorithm | None`: one algorithm without listing all, where that is quicker.
+    MatmulAlgorithm | None`: one algorithm without listing all, where that is quicker. `compile_ahead(config, device, algorithms,
+    seconds) -> int`: compiles for many algorithms at once, into a cache that other processes find; how many kernels that were.
     """
 
     name: str

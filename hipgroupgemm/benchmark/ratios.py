@@ -134,7 +134,7 @@ def _ratio(
         operands = make_operands(lab, job, np.dtype(np.float32), seed)
         config = config_for_ragged_dot(operands.lhs, operands.rhs, operands.sizes, kind.dimension_numbers, out=operands.out)
         judge, other = Judge(lab, operands, seed), make_other(operands)
-        with GroupedMatmulPlan(config, "reference", "cpu") as plan:
+        with GroupedMatmulPlan(config, "reference", "cpu", use_store=False) as plan:
 
             def reference(plan: GroupedMatmulPlan = plan, o: Operands = operands) -> None:
                 plan.execute(o.lhs, o.rhs, o.sizes, out=o.out)

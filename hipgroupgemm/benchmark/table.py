@@ -171,7 +171,11 @@ def write_text(path: Path, text: str) -> None:
         with path.open("w", encoding="utf-8", newline="") as special:
             special.write(text)
         return
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:  # of the file that is wanted: nobody knows the temporary one
+        missing = f"there is no directory {path.parent}; make it first" if isinstance(error, FileNotFoundError) else error.strerror
+        raise type(error)(error.errno, missing, str(path)) from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
             file.write(text)

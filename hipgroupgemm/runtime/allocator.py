@@ -217,9 +217,10 @@ class StreamAllocator:
                 raise ValueError(f"nbytes: got {nbytes}; want 0 or more")
             return _Block(self, 0, (device, 0, 0))
         runtime = self.runtime
-        if runtime.is_capturing(stream):
-            return _Block(self, runtime.malloc_plain(nbytes, device), (device, 0, nbytes), captured=True)
-        place = (device, runtime.stream_key(stream), size_class(nbytes))
+        with runtime.use_device(device):  # CUDA cannot say anything about a stream in a thread without a context
+            if runtime.is_capturing(stream):
+                return _Block(self, runtime.malloc_plain(nbytes, device), (device, 0, nbytes), captured=True)
+            place = (device, runtime.stream_key(stream), size_class(nbytes))
         ptr = 0
         surplus = None
         with self._lock:

@@ -94,7 +94,8 @@ class Scratch:
         if nbytes < 0:
             raise ValueError(f"nbytes: got {nbytes}; want 0 or more")
         if capture is None:
-            capture = self.runtime.capture_id(self.stream)
+            with self.runtime.use_device(self.device):
+                capture = self.runtime.capture_id(self.stream)
         if capture:
             return self._capture_pointer(nbytes, capture)
         if nbytes > self._size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -12,6 +13,8 @@ from hipgroupgemm.tuning.records import StoredRecord
 from hipgroupgemm.tuning.report import TuningRow, best_row
 
 __all__ = ["Asked", "Here", "answer"]
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,27 +43,36 @@ class Here(Protocol):
     def stale(self, record: StoredRecord, reason: str) -> None:
         """Is told of each record that would have answered if it were not stale."""
 
+    def unanswered(self, reason: str) -> None:
+        """Is told of other reasons why there is no answer."""
+
 
 def answer(records: Iterable[StoredRecord], asked: Asked, here: Here) -> StoredRecord | None:
     """The record to go by, its row to take first and those of all that it was compared to behind it; None where there is none.
 
-    Records of one device's name, class and kind of sizes make a group. The groups are asked in this order: those of the class that was
-    asked for, of this device's name (others have as many compute units of the same target), of sizes that the user gave, the newest. In a
-    group the records of the newest one's sizes compete, since only they were timed on equal work. A group is passed over as stale when
-    its answer was tuned with other versions or is no longer among its backend's algorithms: something better is unknown then.
+    Records of one device's name, class and origin of sizes make a group. The groups are asked in this order: those of the class that was
+    asked for, of this device's name (others have as many compute units of the same target), of sizes that the user gave, of the balanced
+    seed, of synthetic distributions; the newest first. In a group the records of the newest one's sizes compete, since only they were
+    timed on equal work. A group is passed over as stale when its answer was tuned with other versions or is no longer among its
+    backend's algorithms: something better is unknown then.
     """
-    groups: dict[tuple[str, str, bool], list[StoredRecord]] = {}
+    groups: dict[tuple[str, str, str], list[StoredRecord]] = {}
     for record in records:
         if asked.backend not in (None, record.backend):
             continue
         rows = tuple(row for row in record.rows if row.algorithm.deterministic or not asked.deterministic)
         if rows:
             one = record if len(rows) == len(record.rows) else dataclasses.replace(record, rows=rows)
-            groups.setdefault((record.device_name, record.size_class, record.seeded), []).append(one)
+            groups.setdefault((record.device_name, record.size_class, record.origin), []).append(one)
 
-    def rank(item: tuple[tuple[str, str, bool], list[StoredRecord]]) -> tuple[object, ...]:
-        (name, size_class, seeded), members = item
-        return (size_class != asked.size_class, name != here.device_name, seeded, -max(record.date for record in members).timestamp())
+    def rank(item: tuple[tuple[str, str, str], list[StoredRecord]]) -> tuple[object, ...]:
+        (name, size_class, _), members = item
+        newest = max(record.date for record in members)
+        return (size_class != asked.size_class, name != here.device_name, members[0].origin_rank, _EPOCH - newest)
+
+    if not groups:
+        deterministic = " with a deterministic algorithm" if asked.deterministic else ""
+        here.unanswered(f"nothing is stored for this config{f' of backend {asked.backend}' if asked.backend else ''}{deterministic}")
 
     usable: dict[str, bool] = {}
     for _, members in sorted(groups.items(), key=rank):
@@ -69,6 +81,9 @@ def answer(records: Iterable[StoredRecord], asked: Asked, here: Here) -> StoredR
         found = _of_group([record for record in members if usable[record.backend]], here)
         if found is not None:
             return found
+    refusing = [backend for backend, runs in usable.items() if not runs]
+    if refusing:
+        here.unanswered(f"what is stored for this config is of {' and '.join(sorted(refusing))}, which can't run it here")
     return None
 
 

@@ -19,7 +19,7 @@ from hipgroupgemm.tuning.identity import identity
 from hipgroupgemm.tuning.lanes import ChildLane, Lane, LocalLane, Patience, WorkerUnavailable, pickled
 from hipgroupgemm.tuning.report import TuningReport, TuningRow
 from hipgroupgemm.tuning.session import NO_MEMORY, SessionError, Task
-from hipgroupgemm.tuning.sizes import size_class_of, size_samples
+from hipgroupgemm.tuning.sizes import origin_of, size_class_of, size_samples
 from hipgroupgemm.tuning.timing import Entry, time_entries
 from hipgroupgemm.tuning.verify import SizeSet, size_sets
 from hipgroupgemm.views import Device
@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 _HEURISTIC = 8
 _WAVE = 8
 _CHECKING_SHARE = 0.6  # of a time limit: what is not checked by then is not timed
+_COMPILING_SHARE = 0.4
 _SAFE = ("reference",)
 """Backends that run in the caller's process: they can do it no harm."""
 
@@ -68,6 +69,7 @@ def tune(
     isolate: bool | None = None,
     step_timeout: float = 60.0,
     ceilings: bool = True,
+    origin: str | None = None,
 ) -> TuningReport:
     """Checks and times every candidate for a config on a device; changes and stores nothing.
 
@@ -95,6 +97,8 @@ def tune(
             reference, as far as their backends can be pickled; a backend that can't then runs in this process, and a note says so.
         step_timeout: seconds that one run of a candidate may take in the child process; its preparation may take ten times that.
         ceilings: whether to measure the device's ceilings, for the floor; takes about a second once a process.
+        origin: the name of the synthetic distribution that `group_sizes` were drawn from, such as "zipf", which keeps them apart from
+            real routing in the tuning store; None where they are real.
 
     Returns:
         The report. `report.best` is None where no candidate is right.
@@ -105,7 +109,8 @@ def tune(
         RuntimeError: no workbench or no memory for operands on the device; with isolate=True, no child process.
     """
     where = Device.of(device)
-    _validate(config, warmup, repetitions, time_limit, step_timeout)
+    _validate(config, max_algorithms, warmup, repetitions, time_limit, step_timeout)
+    origin = origin_of(group_sizes, origin)
     samples = size_samples(group_sizes, config)
     clock, started = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
     patience = Patience(step_timeout, time_limit)
@@ -117,6 +122,7 @@ def tune(
     told = _Told(progress)
     done = False
     try:
+        _compile(found, config, where, time_limit)
         entries = _enter(found, task, patience, isolate, lanes, notes)
         _check_entries(entries, sets, patience, time_limit, told)
         right = [entry for entry in entries if not entry.verdict]
@@ -147,9 +153,9 @@ def tune(
         ragged_extent=config.ragged_extent,
         size_samples=[sample.tolist() for sample in samples],
         size_class=size_class_of(samples, config.ragged_extent),
-        seeded=group_sizes is None,
+        origin=origin,
         seed=seed,
-        started=started.isoformat(timespec="seconds"),
+        started=started.isoformat(timespec="microseconds"),
         seconds=time.monotonic() - clock,
         floor_ms=floor,
         ceilings=measured,
@@ -158,11 +164,11 @@ def tune(
     )
 
 
-def _validate(config: Any, warmup: Any, repetitions: Any, time_limit: Any, step_timeout: Any) -> None:
+def _validate(config: Any, max_algorithms: Any, warmup: Any, repetitions: Any, time_limit: Any, step_timeout: Any) -> None:
     if not isinstance(config, GroupedGemmConfig):
         raise TypeError(f"config: got {type(config).__name__}, wanted a GroupedGemmConfig")
-    for name, value, least in (("warmup", warmup, 0), ("repetitions", repetitions, 1)):
-        if value is None and name == "repetitions":
+    for name, value, least in (("max_algorithms", max_algorithms, 1), ("warmup", warmup, 0), ("repetitions", repetitions, 1)):
+        if value is None and name != "warmup":
             continue
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise TypeError(f"{name}={value!r}: wanted an int")
@@ -238,6 +244,17 @@ def _backends(config: GroupedGemmConfig, device: Device, names: Sequence[str] | 
     if not usable:
         raise NotImplementedError(f"no backend runs this grouped GEMM on {device}: " + "; ".join(refusals))
     return usable
+
+
+def _compile(found: Sequence[tuple[Backend, MatmulAlgorithm]], config: GroupedGemmConfig, device: Device, time_limit: float | None) -> None:
+    """Lets backends that can compile for all their candidates at once."""
+    by_backend: dict[str, tuple[Backend, list[MatmulAlgorithm]]] = {}
+    for backend, algorithm in found:
+        by_backend.setdefault(backend.name, (backend, []))[1].append(algorithm)
+    for backend, algorithms in by_backend.values():
+        ahead = getattr(backend, "compile_ahead", None)
+        if ahead is not None:
+            ahead(config.key(), device, algorithms, None if time_limit is None else _COMPILING_SHARE * time_limit)
 
 
 def _enter(

@@ -54,6 +54,7 @@ class StoreFile:
     def __init__(self, path: Path, device: DeviceKind) -> None:
         self.path = path
         self.device = device
+        self.trouble = ""  # why a file that is there can't be used
         self._name = os.fspath(path)
         self._read: tuple[tuple[int, ...] | None, dict[str, Any] | None] = (None, None)  # (what stat said, the document)
         self._memo: tuple[Any, dict[str, Any]] = (None, {})  # (the document, what was made of parts of it)
@@ -63,8 +64,10 @@ class StoreFile:
         try:
             seen = _signature(os.stat(self._name))
         except OSError as error:
+            self.trouble = ""
             if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
                 warn_once(("read", self._name), "tuning store: can't read %s (%s); going on without it", self.path, error.strerror)
+                self.trouble = f"{self.path} can't be read ({error.strerror})"
             return None
         known = self._read
         if known[0] == seen:
@@ -82,14 +85,21 @@ class StoreFile:
         return known[1]
 
     def _parsed(self) -> dict[str, Any] | None:
+        self.trouble = ""
         try:
-            return self._load()
+            document = self._load()
         except OSError as error:
             warn_once(("read", self._name), "tuning store: can't read %s (%s); going on without it", self.path, error.strerror)
+            self.trouble = f"{self.path} can't be read ({error.strerror})"
         except NewerDocument as error:
             warn_once(("newer", self._name), "tuning store: %s %s; it is left alone and not used", self.path, error)
+            self.trouble = f"{self.path} {error}"
         except BrokenDocument as error:
             self._set_aside(error)
+            self.trouble = f"{self.path} {error}"
+        else:
+            self.trouble = f"{self.path} is of another device" if document is None and self.path.exists() else ""
+            return document
         return None
 
     def _load(self) -> dict[str, Any] | None:

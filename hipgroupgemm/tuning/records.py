@@ -6,12 +6,13 @@ A document holds all results of one kind of device:
      "configs": {<id>: {"config": {...}, "results": [...]}}}
 
 The id is a digest of the config's key. A result is what one run of tuning found for one backend: the device's name, the class of the
-group sizes and whether they were the user's, the versions that matter to that backend, the date, a summary of the sizes, and a few rows of
+group sizes and where they came from, the versions that matter to that backend, the date, a summary of the sizes, and a few rows of
 the report, the best first. Keys that this version does not know are kept when a document is written again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -23,7 +24,7 @@ from typing import Any
 from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.tuning.identity import DeviceKind
-from hipgroupgemm.tuning.report import TuningReport, TuningRow, best_row
+from hipgroupgemm.tuning.report import SEED, USER, TuningReport, TuningRow, best_row
 
 __all__ = [
     "BrokenDocument",
@@ -34,6 +35,7 @@ __all__ = [
     "check_document",
     "condemned_by",
     "config_id",
+    "dated_after",
     "keep_rows",
     "kind_of",
     "merge_result",
@@ -47,6 +49,7 @@ FORMAT = "hipgroupgemm tuning store"
 SCHEMA = 1
 
 _RUNNERS_UP = 3
+_SECOND, _TICK = datetime.timedelta(seconds=1), datetime.timedelta(microseconds=1)
 _CONDEMNED = ("wrong", "nondeterministic", "crashed", "hung")
 
 
@@ -67,7 +70,8 @@ class StoredRecord:
         device: the kind of device. device_name: the product that it was tuned on.
         rows: the algorithms that are kept, verified and timed; the one to take first. The others are its runner-ups.
         versions: what the result depends on, by name.
-        size_class: "balanced", "skewed" or "sparse". seeded: the sizes were the balanced seed, not the user's.
+        size_class: "balanced", "skewed" or "sparse". origin: where the sizes came from, as in a report: "seed", "user", or a name such as
+            "zipf". Results of one origin never take the place of another's.
         sizes: what is told of the group sizes: "digest", "samples", "groups", "ragged_extent", "rows" (a sample, on average),
             "largest" (group), "empty" (groups of a sample, on average).
         tuned: when, ISO 8601, UTC.
@@ -79,7 +83,7 @@ class StoredRecord:
     rows: tuple[TuningRow, ...]
     versions: Mapping[str, str]
     size_class: str
-    seeded: bool
+    origin: str
     sizes: Mapping[str, Any]
     tuned: str
 
@@ -106,7 +110,29 @@ class StoredRecord:
     @property
     def slot(self) -> tuple[Any, ...]:
         """What the result stands for, beside its config: two results of one slot are forms of the same thing."""
-        return (self.device_name, self.size_class, self.seeded, self.backend, tuple(sorted(self.versions.items())))
+        return (self.device_name, self.size_class, self.origin, self.backend, tuple(sorted(self.versions.items())))
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the sizes were the balanced seed."""
+        return self.origin == SEED
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Where a store keeps it: a store holds one result for each place."""
+        return (self.device, config_id(self.config), *self.slot)
+
+    @property
+    def origin_rank(self) -> int:
+        """How much the sizes say of calls to come: 0 real routing, 1 the balanced seed, 2 a synthetic distribution."""
+        return (USER, SEED).index(self.origin) if self.origin in (USER, SEED) else 2
+
+    @property
+    def sizes_text(self) -> str:
+        """What it was tuned on, for a person."""
+        if self.origin == USER:
+            return f"{self.size_class} sizes of the user's"
+        return "balanced sizes" if self.origin == SEED else f"synthetic sizes ({self.origin}, {self.size_class})"
 
     @property
     def date(self) -> datetime.datetime:
@@ -115,16 +141,15 @@ class StoredRecord:
 
     def describe(self) -> str:
         """When it was tuned and on what, for a person."""
-        own = "balanced sizes" if self.seeded else f"{self.size_class} sizes of the user's"
         share = "" if self.fraction is None else f", {self.fraction:.2g} of the floor"
-        return f"tuned {self.date:%Y-%m-%d %H:%M} UTC on {own}, {self.device_name}: {self.median_ms:.4g} ms{share}"
+        return f"tuned {self.date:%Y-%m-%d %H:%M} UTC on {self.sizes_text}, {self.device_name}: {self.median_ms:.4g} ms{share}"
 
     def to_dict(self) -> dict[str, Any]:
         """The result as it stands in a document."""
         return {
             "device_name": self.device_name,
             "size_class": self.size_class,
-            "seeded": self.seeded,
+            "origin": self.origin,
             "backend": self.backend,
             "versions": dict(self.versions),
             "tuned": self.tuned,
@@ -152,12 +177,18 @@ class StoredRecord:
                 rows,
                 {str(name): str(version) for name, version in data["versions"].items()},
                 str(data["size_class"]),
-                bool(data["seeded"]),
+                _origin(data["origin"]),
                 dict(data["sizes"]),
                 str(data["tuned"]),
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"result: is none of the store's ({type(error).__name__}: {error})") from None
+
+
+def _origin(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"origin: got {value!r}, wanted where the sizes came from")
+    return value
 
 
 def parse_date(text: Any) -> datetime.datetime:
@@ -275,12 +306,32 @@ def results_of(report: TuningReport) -> list[StoredRecord]:
             keep_rows([row for row in right if row.algorithm.backend == backend], winner),
             versions_in(report.identity, backend),
             report.size_class,
-            report.seeded,
+            report.origin,
             _summary(report),
             report.started,
         )
         for backend in dict.fromkeys(row.algorithm.backend for row in right)
     ]
+
+
+def dated_after(results: Sequence[StoredRecord], stored: Iterable[Any]) -> list[StoredRecord]:
+    """Results of one report, dated after all that are stored of the second that it began in: of these the one added later wins.
+
+    Args:
+        results: what is to be added, all of one date.
+        stored: a config's results as they stand in a document.
+    """
+    if not results:
+        return []
+    date = later = results[0].date
+    for result in stored:
+        with contextlib.suppress(ValueError):
+            other = parse_date(result.get("tuned") if isinstance(result, Mapping) else None)
+            if date <= other < date + _SECOND:
+                later = max(later, other + _TICK)
+    if later == date:
+        return list(results)
+    return [dataclasses.replace(result, tuned=later.isoformat(timespec="microseconds")) for result in results]
 
 
 def condemned_by(report: TuningReport) -> set[tuple[str, int, str]]:

@@ -14,12 +14,16 @@ from typing import Any
 from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
 
-__all__ = ["VERDICTS", "TuningReport", "TuningRow", "best_row"]
+__all__ = ["SEED", "USER", "VERDICTS", "TuningReport", "TuningRow", "best_row"]
 
 VERDICTS = ("ok", "behind", "wrong", "nondeterministic", "crashed", "hung", "failed", "untimed")
 """ok: right and timed; only these can win. behind: right, but so slow that its timing was stopped early. wrong: a result that is not
 right. nondeterministic: two runs on equal inputs differ though it claims equal bits. crashed: took its process down. hung: had not ended
 when its time was over. failed: raised an error. untimed: the time limit came first."""
+
+SEED, USER = "seed", "user"
+"""Where group sizes come from, if they are neither a named distribution's: the balanced partition that tuning makes itself, or real ones
+that the caller gave."""
 
 SCHEMA = 1
 _TIE = 0.01
@@ -133,7 +137,8 @@ class TuningReport:
         ragged_extent: R of the problems that were timed.
         size_samples: the group sizes that were timed: (g,) lists, or (batch, g) where the config has sizes a batch entry.
         size_class: "balanced", "skewed" or "sparse".
-        seeded: the sizes are the balanced seed; the user gave none.
+        origin: where the sizes come from: "seed" (balanced ones that tuning made, as none were given), "user" (real routing that was
+            given), or the name of the synthetic distribution that they were drawn from, such as "zipf".
         seed: of operands, order and samples. started: ISO 8601, UTC. seconds: how long it took.
         floor_ms: the least time by the device's ceilings, the mean over the size samples, None where they are not known.
         ceilings: flops, bandwidth (a second) and how they were measured, or None.
@@ -148,7 +153,7 @@ class TuningReport:
     ragged_extent: int
     size_samples: list[Any]
     size_class: str
-    seeded: bool
+    origin: str
     seed: int
     started: str
     seconds: float
@@ -156,6 +161,11 @@ class TuningReport:
     ceilings: dict[str, Any] | None = None
     rows: list[TuningRow] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the sizes are the balanced seed, as none were given."""
+        return self.origin == SEED
 
     @property
     def best(self) -> TuningRow | None:
@@ -229,7 +239,7 @@ class TuningReport:
             "type_d": c.type_d,
             "beta": c.beta,
             "size_class": self.size_class,
-            "seeded": self.seeded,
+            "origin": self.origin,
             "floor_ms": self.floor_ms,
             "started": self.started,
         }

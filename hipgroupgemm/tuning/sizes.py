@@ -13,9 +13,10 @@ import numpy as np
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.groups import scan
+from hipgroupgemm.tuning.report import SEED, USER
 from hipgroupgemm.workloads import balanced_sizes
 
-__all__ = ["hostile_sizes", "per_batch", "seed_sizes", "size_class", "size_class_of", "size_samples"]
+__all__ = ["hostile_sizes", "origin_of", "per_batch", "seed_sizes", "size_class", "size_class_of", "size_samples"]
 
 Sizes = np.ndarray[Any, np.dtype[Any]]
 
@@ -53,7 +54,8 @@ def size_samples(group_sizes: Any, config: GroupedGemmConfig) -> list[Sizes]:
 
     Raises:
         TypeError: no integers, or shapes that do not fit.
-        ValueError: no sample at all, a negative size, or sizes that sum past the ragged extent; the text says which.
+        ValueError: no sample at all, no row in any of them, a negative size, or sizes that sum past the ragged extent; the text says
+            which.
     """
     if group_sizes is None:
         return [seed_sizes(config)]
@@ -67,13 +69,33 @@ def size_samples(group_sizes: Any, config: GroupedGemmConfig) -> list[Sizes]:
         name = f"group_sizes[{index}]" if len(parts) > 1 else "group_sizes"
         array = _integers(part, name)
         if array.shape != wanted:
-            raise TypeError(f"{name}: got shape {array.shape}, wanted {wanted}, or several of that shape, as the config says")
+            several = "" if len(parts) > 1 else ", or several of that shape"
+            raise TypeError(f"{name}: got shape {array.shape}, wanted {wanted}{several}: one size for each of the config's groups")
         if config.ragged_mode is not RaggedDotMode.BATCH:
             fault = scan(array, config.ragged_extent).fault
             if fault is not None:
                 raise ValueError(f"{name}: {fault.describe(config.ragged_extent).partition(': ')[2]}")
         samples.append(_narrow(array))
+    if config.ragged_mode is not RaggedDotMode.BATCH and not any(sample.any() for sample in samples):
+        raise ValueError("group_sizes: all groups are empty, there is nothing to time; leave it out to tune on balanced sizes")
     return samples
+
+
+def origin_of(group_sizes: Any, named: Any = None) -> str:
+    """Where sizes come from, as `TuningReport.origin` says it; `named` is the distribution that they were drawn from, None for none.
+
+    Raises TypeError or ValueError for a name that is none, or that the sizes do not have.
+    """
+    if named is None:
+        return SEED if group_sizes is None else USER
+    if not isinstance(named, str):
+        raise TypeError(f"origin: got {type(named).__name__}, wanted the name of a distribution, or None for real sizes")
+    if not named.strip():
+        raise ValueError("origin: got an empty name, wanted that of a distribution, or None for real sizes")
+    if (named == SEED) != (group_sizes is None):
+        wanted = "without group_sizes only the balanced seed is tuned for" if group_sizes is None else f"{SEED!r} is for no group_sizes"
+        raise ValueError(f"origin={named!r}: {wanted}; leave it out")
+    return named
 
 
 def _narrow(array: np.ndarray[Any, Any]) -> Sizes:

@@ -4,9 +4,9 @@ It is a directory of JSON files, one for each kind of device (target and compute
 found by the config's key, the class of the group sizes, and the versions that its backend's algorithms depend on; it names an algorithm by
 index and name, and both are checked against what the backend has before it is used.
 
-HIPGROUPGEMM_TUNING_STORE names the directory, or is "off"; without it the directory is `tuning` in the package's cache directory. Plans
-look at it when they are made, and only then: results that another process stores reach a process with the next plan that it makes, those
-that it stores itself (`TuningStore.add`, `merge`, `remove`) reach `ragged_dot` with the next call.
+HIPGROUPGEMM_TUNING_STORE names the directory, or is "off" ("0", "no", "false" and "none" mean that too); without it that is `tuning` in
+the package's cache directory. Plans look at it when they are made, and only then: results that another process stores reach a process with
+the next plan that it makes, those that it stores itself (`TuningStore.add`, `merge`, `remove`) reach `ragged_dot` with the next call.
 
 A lookup raises nothing: whatever is wrong with the store costs one warning of the logger `hipgroupgemm.tuning`, and the plan is made as
 if nothing were stored.
@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from hipgroupgemm.tuning.records import (
     check_document,
     condemned_by,
     config_id,
+    dated_after,
     kind_of,
     merge_result,
     new_document,
@@ -46,7 +47,7 @@ from hipgroupgemm.tuning.records import (
 from hipgroupgemm.tuning.report import TuningReport
 from hipgroupgemm.views import Device
 
-__all__ = ["MergeCounts", "StoreWriteError", "StoredRecord", "TuningStore", "default_store", "store_directory"]
+__all__ = ["MergeCounts", "StoreWriteError", "StoredRecord", "TuningStore", "default_store", "store_directory", "why_off"]
 
 VARIABLE = "HIPGROUPGEMM_TUNING_STORE"
 EXPORT_FORMAT = "hipgroupgemm tuning export"
@@ -54,6 +55,7 @@ EXPORT_FORMAT = "hipgroupgemm tuning export"
 _log = logging.getLogger("hipgroupgemm.tuning")
 _UNITS = {"cuda": "sms", "rocm": "cus", "cpu": "cores"}
 _NAME = re.compile(rf"(cpu|cuda|rocm)-(.+)-(\d+)(?:{'|'.join(_UNITS.values())})\.v{SCHEMA}\.json")
+_OFF = ("off", "0", "no", "false", "none")
 _JUDGED = ("ok", "behind", "wrong", "nondeterministic", "crashed", "hung")
 
 
@@ -75,14 +77,24 @@ class MergeCounts:
 
 
 def store_directory() -> Path | None:
-    """The directory of the store by the environment; None where it is off, or there is no home directory."""
+    """The directory of the store by the environment, absolute; None where it is off, or there is no home directory."""
     named = os.environ.get(VARIABLE, "").strip()
-    if named.lower() == "off":
+    if named.lower() in _OFF:
         return None
-    if named:
-        return Path(named).expanduser()
     base = cache_directory()
-    return base / "tuning" if base is not None else None
+    place = Path(named).expanduser() if named else base / "tuning" if base is not None else None
+    return None if place is None else _absolute(place)
+
+
+def why_off() -> str:
+    """Why `store_directory` is None, where it is."""
+    named = os.environ.get(VARIABLE, "").strip()
+    return f"{VARIABLE}={named}" if named else f"there is no home directory; {VARIABLE} can name one for it"
+
+
+def _absolute(path: Path) -> Path:
+    """A relative one is of the directory that is the current one now, not of what it may be later."""
+    return Path(os.path.abspath(path))
 
 
 class TuningStore:
@@ -96,7 +108,7 @@ class TuningStore:
     """
 
     def __init__(self, directory: Path | str | None = None) -> None:
-        self.directory = Path(directory) if directory is not None else store_directory()
+        self.directory = _absolute(Path(directory)) if directory is not None else store_directory()
         self._files: dict[DeviceKind, StoreFile] = {}
         self._of_device: dict[Device, StoreFile] = {}
 
@@ -112,7 +124,7 @@ class TuningStore:
         if found is None:
             path = self.path(device)
             if path is None:
-                raise StoreWriteError(f"the tuning store is off: {VARIABLE} is {os.environ.get(VARIABLE)!r}; name a directory")
+                raise StoreWriteError(f"the tuning store is off ({why_off()}); name a directory")
             found = self._files.setdefault(device, StoreFile(path, device))
         return found
 
@@ -126,11 +138,13 @@ class TuningStore:
         size_class: str | None = None,
         backend: str | None = None,
         deterministic: bool = False,
+        why_not: Callable[[str], object] = lambda _: None,
     ) -> StoredRecord | None:
         """The stored answer for a config's key on a device, checked against what the backend has now; None where there is none.
 
         Preferred are results of `size_class` where it is given, then those tuned on sizes that the user gave, the newest first, then
-        those of the balanced seed. Costs one stat as long as nothing is stored for this kind of device.
+        those of the balanced seed, then those of synthetic distributions. Costs one stat as long as nothing is stored for this kind of
+        device.
 
         Args:
             key: `config.key()`.
@@ -138,11 +152,13 @@ class TuningStore:
             size_class: "balanced", "skewed" or "sparse"; None where it is not known.
             backend: only algorithms of this one; None for the fastest of all.
             deterministic: only algorithms that give equal bits for equal inputs.
+            why_not: is told why there is no answer, where there is none.
 
         Returns:
             A record whose `algorithm` is the one to take. A stale one is passed over with one warning. Raises nothing.
         """
         if self.directory is None:
+            why_not(f"it is off ({why_off()})")
             return None
         key = key.key()
         file = self._of_device.get(device)
@@ -151,22 +167,33 @@ class TuningStore:
                 file = self._of_device[device] = self._file(device_kind(device))
             except Exception as error:  # a GPU that can't be asked: whoever makes the plan will say so
                 _log.debug("tuning store: %s can't be asked what it is (%s)", device, error)
+                why_not(f"{device} can't be asked what it is ({error})")
                 return None
         document = file.document()
         if document is None:
+            why_not(file.trouble or f"nothing is stored for {file.device} in {self.directory}")
             return None
         name = config_id(key)
         entry = document["configs"].get(name)
         if entry is None:
+            why_not(f"nothing is stored for this config on {file.device} in {self.directory}")
             return None
         try:
             memo = file.memo(document)
             records = memo.get(name)
             if records is None:
                 records = memo[name] = list(_records_of(entry, file, key))
-            return answer(records, Asked(size_class, backend, deterministic), _Here(key, device, file)) if records else None
+            if not records:
+                why_not(f"what is stored for this config in {file.path} is not understood")
+                return None
+            here = _Here(key, device, file)
+            found = answer(records, Asked(size_class, backend, deterministic), here)
+            if found is None:
+                why_not("; ".join(dict.fromkeys(here.reasons)) or "what is stored for this config can't be used")
+            return found
         except Exception as error:  # a plan can do without
             warn_once(("lookup", file.path), "tuning store: %s is not used (%s: %s)", file.path, type(error).__name__, error)
+            why_not(f"{type(error).__name__}: {error}")
             return None
 
     def records(self) -> list[StoredRecord]:
@@ -182,40 +209,45 @@ class TuningStore:
 
     # ---- storing -----------------------------------------------------------------------------------------------------------
 
-    def add(self, report: TuningReport) -> int:
+    def add(self, report: TuningReport) -> list[StoredRecord]:
         """Stores what a report found: for each backend the algorithms that answer later lookups.
 
-        Results of an earlier tuning with the same versions on the same sizes stay in competition, as far as this report did not look at
-        their algorithms; on other sizes they are replaced. An algorithm that the report found wrong is struck from all results of this
-        config. Plans that `ragged_dot` keeps are made anew.
+        Results of an earlier tuning with the same versions on sizes of the same class and origin: on equal sizes they stay in competition,
+        as far as this report did not look at their algorithms; on other sizes the later report replaces them. An algorithm that the
+        report found wrong is struck from all results of this config. Plans that `ragged_dot` keeps are made anew.
 
-        Returns how many backends' results were stored. A directory that can't be written costs one warning and is no error.
+        Returns the results that the store now holds with something of this report in them, at most one a backend: none where no algorithm
+        was right, where a later report's are there already, and where the store is off or can't be written, which costs one warning.
+        Each has a `place`; a later result of the same place takes it over.
         """
         if self.directory is None:
-            return 0
+            return []
         results, condemned = results_of(report), condemned_by(report)
         if not results and not condemned:
-            return 0
+            return []
         judged = [row.algorithm for row in report.rows if row.verdict in _JUDGED]
         key, file = report.config.key(), self._file(kind_of(report.identity))
+        held: list[StoredRecord] = []
 
         def change(document: dict[str, Any]) -> bool:
             stored = _results(document, key, create=bool(results))
             struck = _strike(stored, condemned, report, file)
-            for result in results:
+            for result in dated_after(results, stored):
                 own = [algorithm for algorithm in judged if algorithm.backend == result.backend]
-                _insert(stored, result, file, MergeCounts(), own)
+                merged = _insert(stored, result, file, MergeCounts(), own)
+                if merged is not None:
+                    held.append(merged)
             _drop_empty(document, key)
-            return struck or bool(results)
+            return struck or bool(held)
 
         try:
             written = file.update(change)
         except StoreWriteError as error:
             warn_once(("write", file.path), "tuning store: what was tuned is not stored: %s", error)
-            return 0
+            return []
         if written:
             selection_changed()
-        return len(results)
+        return held
 
     def merge(self, source: Any, *, dry_run: bool = False) -> MergeCounts:
         """Merges an export, or a file of another store, into this one.
@@ -309,6 +341,7 @@ class _Here:
     def __init__(self, key: GroupedGemmConfig, device: Device, file: StoreFile) -> None:
         self._key, self._device, self._file = key, device, file
         self.device_name = device_name(device)
+        self.reasons: list[str] = []
         self._versions: dict[str, Mapping[str, str]] = {}
 
     def usable(self, backend: str) -> bool:
@@ -323,7 +356,11 @@ class _Here:
     def find(self, algorithm: MatmulAlgorithm) -> MatmulAlgorithm | None:
         return find_algorithm(get_backend(algorithm.backend), self._key, self._device, algorithm.name, algorithm.index)
 
+    def unanswered(self, reason: str) -> None:
+        self.reasons.append(reason)
+
     def stale(self, record: StoredRecord, reason: str) -> None:
+        self.reasons.append(f"the stored result of backend {record.backend} is stale: {reason}")
         # once for each cause, not for each of the many results that it may make stale
         warn_once(
             ("stale", self._file.path, record.backend, reason),
@@ -394,8 +431,13 @@ def _drop_empty(document: dict[str, Any], key: GroupedGemmConfig) -> None:
         del document["configs"][config_id(key)]
 
 
-def _insert(results: list[Any], record: StoredRecord, file: StoreFile, counts: MergeCounts, judged: list[MatmulAlgorithm] = []) -> None:  # noqa: B006 - never changed
-    """Puts a result among those of its config, in the place of the one that stands for the same thing."""
+def _insert(
+    results: list[Any], record: StoredRecord, file: StoreFile, counts: MergeCounts, judged: Sequence[MatmulAlgorithm] = ()
+) -> StoredRecord | None:
+    """Puts a result among those of its config, in the place of the one that stands for the same thing.
+
+    Returns what stands there now, None where that is what was there.
+    """
     for place, result in enumerate(results):
         try:
             old = StoredRecord.from_dict(record.config, file.device, result)
@@ -411,9 +453,10 @@ def _insert(results: list[Any], record: StoredRecord, file: StoreFile, counts: M
             results[place] = {**result, **merged.to_dict()}
         if (old.algorithm.index, old.algorithm.name) != (record.algorithm.index, record.algorithm.name):
             counts.conflicts += 1
-        return
+        return None if merged == old else merged
     results.append(record.to_dict())
     counts.added += 1
+    return record
 
 
 def _strike(results: list[Any], condemned: set[tuple[str, int, str]], report: TuningReport, file: StoreFile) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from hipgroupgemm.backends.base import AlgorithmLimits, Device, Executable, MatmulAlgorithm
@@ -93,6 +94,24 @@ class TritonBackend:
             if len(found) >= limits.max_algorithm_count:
                 break
         return found
+
+    def compile_ahead(
+        self, config: GroupedGemmConfig, device: Device, algorithms: Sequence[MatmulAlgorithm], seconds: float | None = None
+    ) -> int:
+        """Compiles many candidates' kernels at once, each core a few, into the cache on disk; how many kernels that were."""
+        from hipgroupgemm.backends.triton.ahead import compile_ahead
+        from hipgroupgemm.backends.triton.specs import parts_spec, spec_of
+
+        machine = self._machine(device)
+        candidates = all_candidates(config.ragged_mode, machine.target)
+        specs = []
+        for algorithm in algorithms:
+            if algorithm.index < len(candidates) and candidates[algorithm.index].name == algorithm.name:
+                candidate = candidates[algorithm.index]
+                specs.append(spec_of(candidate, config, machine))
+                if candidate.split > 1:
+                    specs.append(parts_spec(candidate, config, machine))
+        return compile_ahead(specs, seconds)
 
     def prepare(self, config: GroupedGemmConfig, device: Device, algorithm: MatmulAlgorithm, stream: int) -> Executable:
         """Compiles (or finds) the kernel, loads it, and allocates scratch."""

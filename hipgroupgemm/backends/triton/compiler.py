@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from hipgroupgemm.runtime.errors import CompileError
 from hipgroupgemm.runtime.parameters import TENSOR_MAP, Blob
 
-__all__ = ["CompiledKernel", "KernelSpec", "Target", "compile_kernel", "target_of", "triton_version", "unavailable_reason"]
+__all__ = ["CompiledKernel", "KernelSpec", "Target", "compile_kernel", "is_compiled", "target_of", "triton_version", "unavailable_reason"]
 
 _log = logging.getLogger("hipgroupgemm.triton")
 _POINTERS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -137,9 +137,9 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
     found = _compiled.get(spec)
     if found is not None:
         return found
-    from hipgroupgemm.runtime.cache import cache_key, default_cache
+    from hipgroupgemm.runtime.cache import default_cache
 
-    key = cache_key(_source(spec.module), [repr(spec[:-1])], repr(spec.target), f"triton {triton_version()}")
+    key = _key_of(spec)
     with _lock:  # Triton's compiler is not made for several threads
         found = _compiled.get(spec)
         if found is not None:
@@ -156,6 +156,21 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
             _log.info("compiled %s.%s for %s in %.1f s", spec.module, spec.function, spec.target.name, time.perf_counter() - began)
         found = _compiled[spec] = _describe(spec, facts, code)
         return found
+
+
+def _key_of(spec: KernelSpec) -> str:
+    """The kernel's name in the cache on disk."""
+    from hipgroupgemm.runtime.cache import cache_key
+
+    return cache_key(_source(spec.module), [repr(spec[:-1])], repr(spec.target), f"triton {triton_version()}")
+
+
+def is_compiled(spec: KernelSpec) -> bool:
+    """Whether `compile_kernel` would find the kernel in memory or on disk."""
+    from hipgroupgemm.runtime.cache import default_cache
+
+    path = default_cache().path(_key_of(spec))
+    return spec in _compiled or (path is not None and path.exists())
 
 
 def _describe(spec: KernelSpec, facts: dict[str, Any], code: bytes) -> CompiledKernel:
