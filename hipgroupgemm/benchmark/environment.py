@@ -60,7 +60,10 @@ def busy_note(load: float | None, cores: int) -> str:
     """What to say of times on a machine that was busy before; "" where it was not, or nobody knows."""
     if load is None or load <= cores / 2:
         return ""
-    return f"The load average was {load:.1f} on {cores} cores before this began: others were at work, so the times are not to be trusted."
+    return (
+        f"The load average was {load:.1f} on {cores} cores before this began: unless that was work of your own that has ended, others "
+        "were at work, and the times are not to be trusted."
+    )
 
 
 def commit_of(checkout: Path) -> tuple[str | None, bool | None]:

@@ -62,14 +62,16 @@ class SweepResult:
 
     Attributes:
         tasks: a job and kind of device each, in the requests' order. carried: what the file has of other problems and devices.
-        header: the file's. waiting: jobs of the file's other requests that have not ended. stored: winners that were stored.
+        header: the file's. waiting: jobs of the file's other requests that have not ended.
+        stored: the places in the tuning store that now hold a result of this run. replaced: results of this run that later ones replaced.
     """
 
     tasks: list[Task]
     header: dict[str, Any]
     carried: list[Record] = dataclasses.field(default_factory=list)
     waiting: int = 0
-    stored: int = 0
+    stored: set[Any] = dataclasses.field(default_factory=set)
+    replaced: int = 0
     interrupted: bool = False
     warnings: list[str] = dataclasses.field(default_factory=list)
 
@@ -248,8 +250,10 @@ def _drive(outputs: Outputs, pool: WorkerPool, result: SweepResult, file: SweepF
         task = result.tasks[number]
         task.record = record = _record(task, device, outcome)
         if outputs.store and outcome.report is not None:
-            record.stored = _keep(outcome.report)
-            result.stored += record.stored
+            places = _keep(outcome.report)
+            record.stored = bool(places)
+            result.replaced += len(result.stored & places)
+            result.stored |= places
         if file is not None:
             file.append(record)
         shown.finished(device, number, record)
@@ -304,14 +308,14 @@ def _record(task: Task, device: str, outcome: Outcome) -> Record:
     )
 
 
-def _keep(report: TuningReport) -> bool:
-    """Stores a report's winner, and what is wrong, which must not be an answer any more; whether there was a winner to store.
+def _keep(report: TuningReport) -> set[Any]:
+    """Stores a report's winners, and what is wrong, which must not be an answer any more; returns the store's places that hold them now.
 
     A store that is off or can't be written to does not end a sweep: it has said so itself.
     """
     from hipgroupgemm.tuning.store import TuningStore
 
-    return bool(TuningStore().add(report))
+    return {record.place for record in TuningStore().add(report)}
 
 
 # ---- what is left of it --------------------------------------------------------------------------------------------------------
@@ -343,7 +347,8 @@ def _say_what_is_left(outputs: Outputs, result: SweepResult, console: Console) -
     if result.stored:
         from hipgroupgemm.tuning.store import TuningStore
 
-        text = f"Winners that went to the tuning store: {result.stored}, in {TuningStore().directory}"
+        replaced = f"; {result.replaced} more were replaced by these" if result.replaced else ""
+        text = f"Results of this run in the tuning store: {len(result.stored)}, in {TuningStore().directory}{replaced}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     bad = sum(row["verdict"] in BAD for record in result.records for row in record.rows)
     failed = sum(record.status == "failed" for record in result.records)

@@ -270,6 +270,7 @@ def _tune(connection: Any, device: str, tune: str, names: str, job: SweepJob, se
     from hipgroupgemm.benchmark.algorithms import config_of
     from hipgroupgemm.tuning.session import NO_MEMORY
     from hipgroupgemm.views import Device
+    from hipgroupgemm.workloads import DISTRIBUTIONS
 
     said = 0.0
 
@@ -294,6 +295,8 @@ def _tune(connection: Any, device: str, tune: str, names: str, job: SweepJob, se
             if not arguments["algorithms"]:
                 return Outcome("refused", f"no backend has {', '.join(map(repr, wanted))} for this problem")
         samples = None if job.samples is None else [list(sizes) for sizes in job.samples]
+        if samples is not None and job.distribution in DISTRIBUTIONS:
+            arguments["origin"] = job.distribution  # a file's sizes are real ones
         report = _resolve(tune)(config, where, samples, progress=progress, **arguments)
     except BrokenPipeError:  # the sweep is gone
         raise
