@@ -88,6 +88,13 @@ def test_types_and_scale_follow_the_device() -> None:
         assert [job.shape for job in plan_jobs(request, kind)] == [whole.scaled(4), exact.scaled(4)]
 
 
+def test_a_file_does_not_pass_for_a_distribution_by_its_name(tmp_path) -> None:
+    (tmp_path / "zipf").write_text("3 4 0 9\n")
+    request = SweepRequest(exact_shapes=[MoEShape(30, 8, 10, 4)], classes=["fwd_wi"], distributions=["zipf", str(tmp_path / "zipf")])
+    drawn, real = plan_jobs(request, "cpu")
+    assert (drawn.distribution, real.distribution, real.samples) == ("zipf", "./zipf", ((3, 4, 0, 9),))
+
+
 def test_vectors_of_a_file_are_samples_of_one_job(tmp_path) -> None:
     path = tmp_path / "sizes.json"
     path.write_text(json.dumps([[8, 0, 12, 8], [4, 4, 4, 4]]))

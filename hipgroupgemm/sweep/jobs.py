@@ -164,4 +164,4 @@ def _samples(distribution: str, whole: MoEShape, shape: MoEShape, seed: int) -> 
     for index, vector in enumerate(read_group_sizes(path, whole.e)):
         sizes = check_group_sizes(vector, whole, f"{path.name}[{index}]")
         vectors.append(tuple(scale_group_sizes(sizes, shape.scale).tolist()))
-    return path.name, tuple(vectors)
+    return f"./{path.name}" if path.name in DISTRIBUTIONS else path.name, tuple(vectors)  # real sizes are not to pass for drawn ones
