@@ -120,7 +120,9 @@ def _verdicts(record: Record) -> str:
 def noise_notes(records: Iterable[Record], load: float | None = None, cores: int = 1) -> list[str]:
     """Why times may not be trusted: winners with few timed calls or a wide spread, and others at work before the sweep began."""
     counts: Counter[str] = Counter()
+    on_cpu = False
     for record in records:
+        on_cpu |= record.identity.get("kind") == "cpu"  # a GPU's times hardly depend on the load
         best = record.best or {}
         counts[noise_text(best.get("median_ms"), best.get("p10_ms"), best.get("p90_ms"), int(best.get("samples", 0)))] += 1
     notes = []
@@ -130,8 +132,8 @@ def noise_notes(records: Iterable[Record], load: float | None = None, cores: int
             "A longer --time-limit or more --repetitions help."
         )
     if counts["wide"]:
-        notes.append(f"Winners whose times spread by more than {WIDE:.0%} from p10 to p90: {counts['wide']}; close winners are chance.")
-    busy = busy_note(load, cores)
+        notes.append(f"Winners whose times spread by more than {WIDE:.0%} from p10 to p90: {counts['wide']}; a close win may be chance.")
+    busy = busy_note(load, cores) if on_cpu else ""
     return [*notes, busy] if busy else notes
 
 
