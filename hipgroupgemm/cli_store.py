@@ -62,6 +62,9 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--config", "configs", metavar="ID", multiple=True, help="Of the config with this id (store ls shows it). Repeatable."
         ),
+        click.option(
+            "--origin", "origins", metavar="NAME", multiple=True, help="Tuned on sizes from there: user, seed, zipf, ... Repeatable."
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -73,7 +76,7 @@ def _wanted(options: dict[str, Any]) -> Callable[[StoredRecord], bool]:
     from hipgroupgemm.tuning.records import config_id
 
     devices = [text.lower() for text in options["devices"]]
-    backends, configs = options["backends"], [text.lower() for text in options["configs"]]
+    backends, origins, configs = options["backends"], options["origins"], [text.lower() for text in options["configs"]]
 
     def wanted(record: StoredRecord) -> bool:
         about = (
@@ -82,6 +85,7 @@ def _wanted(options: dict[str, Any]) -> Callable[[StoredRecord], bool]:
         return (
             (not devices or any(text in about for text in devices))
             and (not backends or record.backend in backends)
+            and (not origins or record.origin in origins)
             and (not configs or any(config_id(record.config).startswith(text) for text in configs))
         )
 
@@ -266,7 +270,7 @@ def export_results(directory: Path | None, file: Path, **options: Any) -> None:
 
     data = _open(directory).export(_wanted(options))
     if any(options.values()) and not data["documents"]:
-        raise click.UsageError("No result has all that --device, --backend and --config name; `hipgroupgemm store ls` shows what there is.")
+        raise click.UsageError("No result has all that is asked for; `hipgroupgemm store ls` shows what there is.")
     try:
         write_text(file, json.dumps(data, indent=1) + "\n")
     except BrokenPipeError:  # main knows what to do
@@ -342,7 +346,7 @@ def prune(
 
     given = any((older_than is not None, other_versions, any(options.values())))
     if given == everything:
-        raise click.UsageError("Which results? Give --older-than, --other-versions, --device, --backend or --config; or --all alone.")
+        raise click.UsageError("Which? Give --all alone, or --older-than, --other-versions, --device, --backend, --config, --origin.")
     wanted, states = _wanted(options), _States()
     now = datetime.datetime.now(datetime.timezone.utc)
 

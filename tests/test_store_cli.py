@@ -90,6 +90,7 @@ def test_ls(full):
     assert "hipblaslt" not in run("ls", "--backend", "reference")
     assert "1 results" in run("ls", "--config", config_id(config_of().key())[:6])
     assert run("ls", "--backend", "nobody").endswith("no results that fit\n")
+    assert "1 results" in run("ls", "--origin", "user") and "4 results" in run("ls", "--origin", "user", "--origin", "seed")
 
 
 def test_ls_in_the_words_of_the_command_line(store):
@@ -131,7 +132,7 @@ def test_export_and_import(full, tmp_path):
     assert "4 added, 0 updated" in run("import", "--directory", other, file)
     assert run("import", "--directory", other, "-", text=file.read_text()) == "-: 0 added, 0 updated, 4 unchanged\n"
     assert TuningStore(other).export() == full.export()
-    assert "No result has all that" in words(run("export", "--config", "nope", tmp_path / "none.json", code=2))
+    assert "No result has all that is asked for" in words(run("export", "--config", "nope", tmp_path / "none.json", code=2))
     assert not (tmp_path / "none.json").exists()
     part = json.loads(run("export", "--device", "gfx942"))
     assert [one["device"]["target"] for one in part["documents"]] == ["gfx942"]
@@ -167,8 +168,8 @@ def test_files_that_cannot_be_imported(full, tmp_path, content, text):
 def test_arguments_that_cannot_be_met(full, tmp_path):
     assert "does not exist" in words(run("import", tmp_path / "nothing", code=2))
     run("import", code=2)
-    assert "Which results?" in words(run("prune", code=2))
-    assert "or --all alone" in words(run("prune", "--all", "--device", "cpu", code=2))
+    assert "Which? Give --all alone, or --older-than" in words(run("prune", code=2))
+    assert "--all alone" in words(run("prune", "--all", "--device", "cpu", code=2))
     for age in ("soon", "-3d", "3 parsecs", "9999999d"):
         assert "wanted an age" in words(run("prune", f"--older-than={age}", code=2))
     assert "0 results removed" in run("prune", "--older-than", "999999y")
