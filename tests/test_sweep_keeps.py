@@ -272,7 +272,7 @@ def test_old_files_are_taken_up(tmp_path, log) -> None:
     assert read_sweep(path).wanted == 3
 
 
-def test_devices_alone_move_everything(double, tmp_path, log) -> None:
+def test_devices_alone_take_everything(double, tmp_path, log) -> None:
     path = tmp_path / "s.json"
     assert sweep(*TWO, "--devices", "cpu", "--json", path).exit_code == 0
     assert sweep("--resume", path, "--dtype", "float64", "--class", "fwd_wi").exit_code == 0

@@ -133,7 +133,8 @@ def sweep(requests: Sequence[SweepRequest], outputs: Outputs, log: Callable[[str
         for worker in pool.workers:
             reason = worker.wait_ready()
             if reason:
-                raise RequestError(f"{worker.device} is of no use: {reason}")
+                elsewhere = "; --devices names others to go on with" if old is not None else ""
+                raise RequestError(f"{worker.device} is of no use: {reason}{elsewhere}")
         plan = plan_sweep(requests, {worker.device: worker.identity or {} for worker in pool.workers}, old)
         _check_names(plan.tasks, pool.workers)
         session = {
