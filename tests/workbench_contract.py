@@ -410,7 +410,7 @@ def check_out_full_of_numbers(bench: Workbench, case: Case) -> None:
             sizes = np.broadcast_to(case.host_sizes, (case.config.batch_count, case.host_sizes.shape[-1]))[batch]
             if sizes[group]:
                 contracting = case.config.ragged_mode is Mode.CONTRACTING
-                change(bench, operands, (group, batch, 0, 0) if contracting else (0, batch, int(sizes[: group + 1].sum()) - 1, 0), 2.0**20)
+                change(bench, operands, (group, batch, 0, 0) if contracting else (0, batch, int(sizes[: group + 1].sum()) - 1, 0), 2.0**15)
         assert "are wrong" in bench.judge(operands, case.host_sizes, fill=0x42).fault
         assert bench.judge(operands, case.host_sizes, fill=0x42, without=group).fault == ""
     bench.release(operands)
