@@ -36,18 +36,22 @@ from hipgroupgemm.views import CPU, ArrayView, packed_strides
 __all__ = ["HostBench", "fill_normal"]
 
 _BUDGET = 2e9
+_TABLE = 4_194_301  # random numbers before they repeat: a prime, so that no row or matrix repeats at its own start
 _WIDTH = 4096  # words of 8 bytes
 _CACHED = 64 << 20  # inputs of fewer bytes than this may stay in a cache between calls
 
 
 def fill_normal(buffer: Array, base: int, layout: Layout, rng: np.random.Generator, std: float) -> None:
-    """Poisons a buffer of bytes and fills the elements of a layout in it, the first `base` bytes into it, with random normal numbers."""
+    """Poisons a buffer of bytes and fills the elements of a layout in it, the first `base` bytes into it, with random normal numbers:
+    a table of them, over and over where there are more elements, since they are drawn for every size set.
+    """
     buffer.fill(poison_byte(layout.dtype))
     if layout.size:
-        wide = rng.standard_normal(layout.shape, dtype=np.float64 if layout.dtype == np.float64 else np.float32)
+        length = min(layout.size, _TABLE)
+        wide = rng.standard_normal(length, dtype=np.float64 if layout.dtype == np.float64 else np.float32)
         if std != 1.0:
             wide *= wide.dtype.type(std)
-        elements_of(buffer, base, layout)[...] = wide.astype(layout.dtype, copy=False)
+        elements_of(buffer, base, layout)[...] = np.resize(wide.astype(layout.dtype, copy=False), layout.shape)
 
 
 def elements_of(buffer: Array, base: int, layout: Layout) -> Array:
