@@ -1,8 +1,11 @@
 """Grouped GEMM (ragged dot) for mixture-of-experts layers, on AMD Instinct and NVIDIA GPUs and on CPUs.
 
 `ragged_dot` and `ragged_dot_general` are JAX's functions of these names for NumPy, CuPy, torch, JAX and Numba arrays.
-`GroupedMatmulPlan` runs one `GroupedGemmConfig` many times and shows, pins and explains its algorithms.
+`GroupedMatmulPlan` runs one `GroupedGemmConfig` many times and shows, pins, tunes and explains its algorithms; its `autotune` returns a
+`TuningReport`.
 """
+
+from typing import TYPE_CHECKING
 
 from hipgroupgemm.arrays import ArraySpec, as_array
 from hipgroupgemm.backends import backend_names, register_backend, unregister_backend
@@ -19,6 +22,9 @@ from hipgroupgemm.ragged_dot import (
 from hipgroupgemm.reference import ragged_dot_reference
 from hipgroupgemm.views import Device
 
+if TYPE_CHECKING:
+    from hipgroupgemm.tuning.report import TuningReport
+
 __all__ = [
     "ArraySpec",
     "Device",
@@ -29,6 +35,7 @@ __all__ = [
     "MatmulAlgorithm",
     "RaggedDotDimensionNumbers",
     "RaggedDotMode",
+    "TuningReport",
     "as_array",
     "backend_names",
     "clear_plan_cache",
@@ -48,4 +55,12 @@ def __getattr__(name: str) -> object:
         from hipgroupgemm import device_array
 
         return getattr(device_array, name)
+    if name == "TuningReport":  # a plan's autotune() returns one; nothing else needs it
+        from hipgroupgemm.tuning import report
+
+        return report.TuningReport
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -35,6 +35,7 @@ __all__ = [
     "check_gpu",
     "check_outputs",
     "classes_of",
+    "listed",
     "once",
     "problem_options",
     "require_matplotlib",
@@ -45,6 +46,18 @@ DTYPE_ALIASES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64
 DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 CLASS_NAMES = ("fwd_wi", "fwd_wo", "dgrad_wi", "dgrad_wo", "wgrad_wi", "wgrad_wo")
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
+
+
+def listed(kind: click.ParamType[Any] | None = None) -> Callable[[click.Context, click.Parameter, Sequence[str]], tuple[Any, ...]]:
+    """A callback for options that are given several times, or once with commas, or both; each part is converted by `kind`."""
+
+    def convert(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[Any, ...]:
+        parts = [part.strip() for value in values for part in value.split(",")]
+        if not all(parts):
+            raise click.BadParameter(f"{','.join(values)!r}: there is nothing between two commas, or at an end", context, parameter)
+        return once([kind.convert(part, parameter, context) if kind is not None else part for part in parts])
+
+    return convert
 
 
 class ShapeType(_ParamType):
@@ -170,14 +183,22 @@ def problem_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--model",
             "models",
-            type=ModelType(),
             multiple=True,
-            help="A preset (hipgroupgemm list --models prints them), or all. Repeatable.",
+            metavar="NAMES",
+            callback=listed(ModelType()),
+            help="Presets (hipgroupgemm list --models prints them), or all. A list: with commas, or repeated.",
         ),
         click.option(
             "--shape", "shapes", type=ShapeType(), multiple=True, help="M routed tokens, K embedding, N MLP, E experts. Repeatable."
         ),
-        click.option("--class", "classes", type=click.Choice(CLASS_NAMES), multiple=True, help="Default: all six. Repeatable."),
+        click.option(
+            "--class",
+            "classes",
+            multiple=True,
+            metavar="NAMES",
+            callback=listed(click.Choice(CLASS_NAMES)),
+            help=f"Of {', '.join(CLASS_NAMES)}. Default: all six. A list.",
+        ),
         click.option(
             "--dtype",
             type=DTypeType(),
@@ -186,9 +207,10 @@ def problem_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--backend",
             "backends",
-            metavar="NAME",
+            metavar="NAMES",
             multiple=True,
-            help="Default: all that can. hipgroupgemm doctor shows which there are and where they run. Repeatable.",
+            callback=listed(),
+            help="Default: all that can. hipgroupgemm doctor shows which there are and where they run. A list.",
         ),
         click.option("--device", type=DeviceType(), metavar=DeviceType.name, default="auto", show_default=True, help=DEVICE_HELP),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hipgroupgemm.cli_parameters import (
     ShapeType,
     check_backends,
     check_outputs,
+    listed,
     once,
     require_matplotlib,
     shapes_of,
@@ -32,38 +33,31 @@ __all__ = ["report", "sweep"]
 _PLOTS = (".png", ".svg", ".pdf")
 
 
-def _listed(kind: click.ParamType[Any] | None = None) -> Callable[[click.Context, click.Parameter, Sequence[str]], tuple[Any, ...]]:
-    """A callback for options that are given several times, or once with commas, or both; each part is converted by `kind`."""
-
-    def convert(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[Any, ...]:
-        parts = [part.strip() for value in values for part in value.split(",")]
-        if not all(parts):
-            raise click.BadParameter(f"{','.join(values)!r}: there is nothing between two commas, or at an end", context, parameter)
-        return once([kind.convert(part, parameter, context) if kind is not None else part for part in parts])
-
-    return convert
-
-
 @click.command(short_help="Tune lists of problems: time, verify, keep the winners.")
 @click.option(
     "--model",
     "models",
     multiple=True,
     metavar="NAMES",
-    callback=_listed(ModelType()),
+    callback=listed(ModelType()),
     help="Presets (hipgroupgemm list --models prints them), or all. A list.",
 )
 @click.option("--shape", "shapes", type=ShapeType(), multiple=True, help="M routed tokens, K embedding, N MLP, E experts. Repeatable.")
 @click.option("--suite", type=click.Choice(["table12", "models"]), help="table12: the eleven shapes of the article's micro-benchmark.")
 @click.option(
-    "--class", "classes", multiple=True, metavar="NAMES", callback=_listed(click.Choice(CLASS_NAMES)), help="Default: all six. A list."
+    "--class",
+    "classes",
+    multiple=True,
+    metavar="NAMES",
+    callback=listed(click.Choice(CLASS_NAMES)),
+    help=f"Of {', '.join(CLASS_NAMES)}. Default: all six. A list.",
 )
 @click.option(
     "--dtype",
     "dtypes",
     multiple=True,
     metavar="NAMES",
-    callback=_listed(DTypeType()),
+    callback=listed(DTypeType()),
     help=f"Element types: {', '.join(DTYPES)}, or {', '.join(DTYPE_ALIASES)}. Default: float32 on a CPU, bfloat16 on a GPU. A list.",
 )
 @click.option(
@@ -73,17 +67,17 @@ def _listed(kind: click.ParamType[Any] | None = None) -> Callable[[click.Context
     default=("balanced",),
     show_default="balanced",
     metavar="balanced|zipf|dirichlet|FILE",
-    callback=_listed(),
+    callback=listed(),
     help="How tokens fill the groups; the vectors of a FILE are samples of one job. See hipgroupgemm bench --help. A list.",
 )
-@click.option("--backend", "backends", multiple=True, metavar="NAMES", callback=_listed(), help="Default: all that can. A list.")
+@click.option("--backend", "backends", multiple=True, metavar="NAMES", callback=listed(), help="Default: all that can. A list.")
 @click.option(
     "--algorithms",
     multiple=True,
     default=("heuristic",),
     show_default="heuristic",
     metavar="heuristic|all|NAMES",
-    callback=_listed(),
+    callback=listed(),
     help="heuristic: those that each backend ranks first. Names are a list.",
 )
 @click.option("--max-algorithms", type=click.IntRange(min=1), help="At most so many of each backend. Default: 8 of heuristic, any of all.")
@@ -98,7 +92,7 @@ def _listed(kind: click.ParamType[Any] | None = None) -> Callable[[click.Context
     default=("auto",),
     show_default="auto",
     metavar="0,1,...|cpu|cuda:N|rocm:N|gpu|auto",
-    callback=_listed(),
+    callback=listed(),
     help="A process each. Devices of one kind share the jobs; every other kind runs them all. A list.",
 )
 @click.option("--resume", type=click.Path(dir_okay=False, path_type=Path), help="Take up this sweep; without --json it is written on.")
@@ -106,6 +100,7 @@ def _listed(kind: click.ParamType[Any] | None = None) -> Callable[[click.Context
 @click.option(
     "--json", "json_path", type=OutputType(), help="The sweep's file, kept up to date job by job; - is standard output, at the end."
 )
+@click.option("--overwrite", is_flag=True, help="Let --json replace a file that is there already, and lose what is in it.")
 @click.option("--plot", "plot_paths", type=OutputType(_PLOTS), multiple=True, help="Plot what the winners reach. Repeatable.")
 @click.option("--store/--no-store", default=True, help="Whether winners go to the tuning store (default), from which new plans take them.")
 def sweep(**options: Any) -> None:
@@ -113,8 +108,10 @@ def sweep(**options: Any) -> None:
 
     Options marked as lists take values with commas between them, and may be repeated.
 
-    With --resume, jobs that are done on an equal device with equal versions and settings are kept, the others run. What is not
-    given on the command line is then as in the file: hipgroupgemm sweep --resume FILE goes on with an interrupted sweep.
+    With --resume, jobs that are done on an equal device with equal versions and settings are kept, the others run:
+    hipgroupgemm sweep --resume FILE does all that FILE was ever asked for. With options beside it, those jobs alone are run that the
+    file's first request has with these options; they are added to the file, and what it waited for before it waits for still.
+    --devices alone runs all of it on these devices; what others have not done waits for them.
 
     Exit status: 0; 1 when a candidate is wrong, crashed, hung, failed or not deterministic though it claims to be, when a job failed,
     or a backend that was named ran nothing; 2 for arguments that can't be met; 130 after Ctrl-C (finished jobs are kept).
@@ -132,20 +129,24 @@ def sweep(**options: Any) -> None:
     if resume is not None:
         OutputType().convert(str(resume), None, context)  # it is written, too
     given = {name for name in options if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)}
-    base = _earlier_request(resume)
-    if base is None and not given & {"models", "shapes", "suite"}:
+    if options["overwrite"] and options["json_path"] is None:
+        raise click.UsageError("--overwrite goes with --json FILE, the file that may be overwritten")
+    earlier = _earlier_requests(resume)
+    if not earlier and not given & {"models", "shapes", "suite"}:
         raise click.UsageError("Which problems? Give --shape M,K,N,E, --model NAME or --model all; hipgroupgemm list --models prints them.")
     values = _request_values(options)
-    if base is None:
-        request = SweepRequest(**values)
+    changed = {field for name in given for field in _FIELDS.get(name, ())}
+    if not earlier:
+        requests = [SweepRequest(**values)]
     else:
-        changed = {field for name in given for field in _FIELDS.get(name, ())}
-        request = dataclasses.replace(base, **{field: values[field] for field in changed})
-    if "devices" in given or base is None:
-        request.devices = _devices(request.devices)
-    outputs = Outputs(options["json_path"], options["csv_path"], plots, resume, options["store"])
+        base = earlier if changed <= {"devices"} else earlier[:1]
+        requests = [dataclasses.replace(one, **{field: values[field] for field in changed}) for one in base]
+    if "devices" in given or not earlier:
+        devices = _devices(options["devices"])
+        requests = [dataclasses.replace(one, devices=devices) for one in requests]
+    outputs = Outputs(options["json_path"], options["csv_path"], plots, resume, options["store"], options["overwrite"])
     try:
-        code = run(request, outputs)
+        code = run(requests, outputs)
     except DistributionError as error:
         raise click.BadParameter(str(error), param_hint="--distribution") from error
     except RequestError as error:
@@ -203,15 +204,15 @@ def _request_values(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _earlier_request(resume: Path | None) -> Any:
-    """The request of a sweep that is taken up, None without one."""
+def _earlier_requests(resume: Path | None) -> list[Any]:
+    """What a sweep that is taken up was asked for; nothing without one."""
     if resume is None or not resume.exists():
-        return None
-    from hipgroupgemm.sweep.jobs import SweepRequest
+        return []
+    from hipgroupgemm.sweep.planning import requests_of
     from hipgroupgemm.sweep.record import read_sweep
 
     try:
-        return SweepRequest.from_dict(read_sweep(resume).header.get("request", {}))
+        return list(requests_of(read_sweep(resume)))
     except (ValueError, OSError) as error:
         raise click.BadParameter(str(error), param_hint="--resume") from error
 

@@ -1,7 +1,8 @@
 """A stand-in for tuning in the processes of a sweep: quick, with times that follow from the problem, and able to fail in every way.
 
 What it does is said by the environment variable SWEEP_DOUBLE, JSON: {"seconds": of a job, "version": of the backend, "scale": of times,
-"verdicts": {algorithm: verdict}, "names": [algorithms], and for problems by their n: "refuse", "memory", "raise", "die", "lose": [n, ...]}.
+"verdicts": {algorithm: verdict}, "names": [algorithms], "only": {n: [algorithms besides]},
+"samples": timed calls, "spread": added to p90, and for problems by their n: "refuse", "memory", "raise", "die", "lose": [n, ...]}.
 A lost device stays lost while the file "lost" exists.
 """
 
@@ -54,7 +55,8 @@ def row(config: Any, index: int, name: str) -> TuningRow:
     if verdict != "ok":
         return TuningRow(algorithm, verdict, f"it is {verdict}")
     ms = median(config, index)
-    return TuningRow(algorithm, "ok", "", ms, 0.99 * ms, 1.02 * ms, 2.5, 0.5 / (1 + index), 1e-3, 2e-3, 7, 5)
+    p90 = (1.02 + o.get("spread", 0)) * ms
+    return TuningRow(algorithm, "ok", "", ms, 0.99 * ms, p90, 2.5, 0.5 / (1 + index), 1e-3, 2e-3, 7, o.get("samples", 5))
 
 
 def tune(config: Any, device: Any, group_sizes: Any = None, *, progress: Any, **settings: Any) -> TuningReport:
@@ -94,12 +96,18 @@ def tune(config: Any, device: Any, group_sizes: Any = None, *, progress: Any, **
     )
 
 
+def names(config: Any, device: Any, backends: Any = None, max_workspace_size: Any = None) -> list[str]:
+    o = options()
+    return [*o.get("names", NAMES), *o.get("only", {}).get(str(config.n), ())]
+
+
 def main() -> None:
     """The command with this stand-in, for tests that need a process of their own."""
     from hipgroupgemm.cli import main as command
     from hipgroupgemm.sweep import workers
 
     workers.TUNE, workers.IDENTITY = "sweep_double:tune", "sweep_double:identity"
+    workers.NAMES = "sweep_double:names"
     command(sys.argv[1:])
 
 

@@ -199,3 +199,24 @@ def test_a_large_shape_is_run_as_given_with_a_word_on_what_it_takes(monkeypatch:
     assert "48,12,10,4 is run as given: a padded dot of it takes 4.6e+04 operations. --scale auto makes it small" in result.stderr
     assert "run as given" not in bench(*SHAPE, "--class", "fwd_wi", "--baseline", "loop").stderr
     assert "run as given" not in bench(*SHAPE, "--class", "fwd_wi", "--scale", "1").stderr
+
+
+@pytest.mark.parametrize("command", ["bench", "list"])
+def test_lists_have_commas_in_every_command(command) -> None:
+    """As in sweep: names with commas between them, or options that are repeated, or both."""
+    device = ["--device", "cpu"]
+    if command == "bench":
+        done = invoke("bench", *SHAPE, *device, "--class", "fwd_wi,wgrad_wo", "--class", "fwd_wi", "--baseline", "none", "--json", "-")
+        assert done.exit_code == 0, done.output
+        assert [row["ragged_dot_class"] for row in json.loads(done.stdout)["rows"]] == ["fwd_wi", "wgrad_wo"]
+    else:
+        options = ["--class", "fwd_wi,wgrad_wo", "--model", "qwen3-30b-a3b,gemma4-26b", "--backend", "reference,triton"]
+        listed = json.loads(invoke("list", *options, *device, "--json").output)
+        assert [(one["class"], one["model"]) for one in listed] == [
+            (kind, model) for model in ("qwen3-30b-a3b", "gemma4-26b") for kind in ("fwd_wi", "wgrad_wo")
+        ]
+        assert set(listed[0]["refusals"]) == {"triton"}
+    for bad, words in (("fwd_wi,", "nothing between two commas"), ("fwd_wi,bwd", "'bwd' is not one of")):
+        done = invoke(command, *SHAPE, *device, "--class", bad)
+        assert done.exit_code == 2
+        assert words in " ".join(done.output.replace("│", " ").split())

@@ -204,6 +204,59 @@ def test_one_file_with_two_devices_is_two_series(tmp_path) -> None:
     assert [s.label for s in series(tmp_path, versions)] == ["s0.json [H] [b 1]", "s0.json [H] [b 2]"]
 
 
+def test_one_file_twice_has_two_labels(tmp_path) -> None:
+    path = write(tmp_path / "s.json", record([row("a", 1.0)]))
+    found = series_of([read_sweep(path), read_sweep(path)])
+    assert len({one.label for one in found}) == 2
+    assert f"{path} (2) against {path} (1)" in report(path, path).output.replace("\n", "")
+
+
+def test_what_has_not_ended_is_said(tmp_path) -> None:
+    path = tmp_path / "s.json"
+    records = [record([row("a", 1.0)]), record([], n=11, status="failed"), record([row("a", 1.0)], n=12)]
+    records[2].superseded = True
+    path.write_text(document({"request": {}, "jobs_wanted": 8, "sessions": []}, records))
+    done = report(path, "--json", tmp_path / "r.json")
+    assert done.exit_code == 0
+    assert "jobs: 1 of 8 in the file, unfinished: 2 ok, 1 failed" in done.output
+    assert f"hipgroupgemm sweep --resume {path} goes on" in done.output
+    assert json.loads((tmp_path / "r.json").read_text())["series"][0]["file"] == {"path": str(path), "jobs_done": 1, "jobs_wanted": 8}
+
+
+def test_ratio_bars_have_their_values_and_noise_is_pale(tmp_path) -> None:
+    from matplotlib.figure import Figure
+
+    from hipgroupgemm.sweep import plots
+
+    old, new = series(
+        tmp_path,
+        [record([row("a", 2.0)]), record([row("a", 1.0, spread=0.2)], n=11, model="b"), record([row("a", 1.0)], "wgrad_wi")],
+        [record([row("a", 1.0)]), record([row("a", 0.9, spread=0.2)], n=11, model="b"), record([row("a", 1.6)], "wgrad_wi")],
+    )
+    comparison = compare(old, new)
+    values = {plots._place(pair.base): pair.ratio for pair in comparison.pairs}
+    noise = frozenset(plots._place(pair.base) for pair in comparison.pairs if pair.noise)
+    axis = Figure().subplots()
+    panel = plots._Panel("t", values, plots._draw_ratio, noise)
+    plots._draw_ratio(axis, panel, list(dict.fromkeys(cluster for cluster, _ in values)))
+    assert sorted(text.get_text() for text in axis.texts) == ["0.625x", "2x", "~1.11x"]
+    pale = [bar for container in axis.containers for bar in container if bar.get_alpha() is not None]
+    assert [round(bar.get_height(), 2) for bar in pale] == [0.11]
+
+
+def test_pictures_of_many_problems_are_no_wider_than_a_page(tmp_path) -> None:
+    from matplotlib.image import imread
+
+    many = [record([row("a", 1.0 + n)], kind, n=n, model=f"model-{n}") for n in range(30) for kind in ("fwd_wi", "wgrad_wo")]
+    path = write(tmp_path / "s.json", *many)
+    assert report(path, path, "--plot", tmp_path / "r.png").exit_code == 0
+    assert report(path, "--plot", tmp_path / "f.png").exit_code == 0
+    for name in ("r.png", "f.png"):
+        height, width, _ = imread(tmp_path / name).shape
+        assert width <= 13 * 150
+        assert height > 4 * 3.9 * 150  # four lines
+
+
 def test_files_of_one_name_are_told_apart(tmp_path) -> None:
     paths = []
     for name in ("old", "new"):
@@ -327,7 +380,8 @@ def test_files_that_are_no_use(two, tmp_path) -> None:
     done = report(torn)
     assert done.exit_code == 0
     assert "ends in the middle of a job" in done.output
-    assert "jobs: 2 ok" in done.output
+    assert "jobs: 2 of 3 in the file, unfinished: 2 ok" in done.output
+    assert f"hipgroupgemm sweep --resume {torn} goes on" in done.output
 
 
 # ---- recorded sweeps -------------------------------------------------------------------------------------------------------------

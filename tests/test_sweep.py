@@ -29,6 +29,7 @@ def double(monkeypatch: pytest.MonkeyPatch):
     """Workers tune with the stand-in; returns a function that says how."""
     monkeypatch.setattr(workers, "TUNE", "sweep_double:tune")
     monkeypatch.setattr(workers, "IDENTITY", "sweep_double:identity")
+    monkeypatch.setattr(workers, "NAMES", "sweep_double:names")
     monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", "off")
 
     def options(**values) -> None:
@@ -152,7 +153,7 @@ def test_models_are_a_list_too(tmp_path) -> None:
 
 def test_what_tuning_is_asked_for(double, tmp_path) -> None:
     log = tmp_path / "log"
-    double(log=str(log))
+    double(log=str(log), names=["a", "b", "c"])
     sweep(*SHAPE, "--class", "fwd_wi", "--devices", "cpu")
     done = sweep(
         *SHAPE, "--class", "fwd_wi", "--devices", "cpu", "--backend", "reference,triton", "--algorithms", "a,b", "--algorithms", "c",
@@ -177,7 +178,7 @@ def test_what_is_written(double, tmp_path) -> None:
     for word in ("M=30 K=8 N=10 E=4, float32, balanced on cpu: A cpu", "tile_64", "tile_128", "2 ok, 1 behind"):
         assert word in done.output
     data = json.loads(outputs[0].read_text())
-    assert data["request"]["exact_shapes"] == [[30, 8, 10, 4, "30,8,10,4"], [21, 6, 5, 3, "21,6,5,3"]]
+    assert data["requests"][0]["exact_shapes"] == [[30, 8, 10, 4, "30,8,10,4"], [21, 6, 5, 3, "21,6,5,3"]]
     assert data["sessions"][0]["devices"]["cpu"]["versions"] == {"hipgroupgemm": "0.1.0", "double": "1"}
     assert [job["best"]["name"] for job in data["jobs"]] == ["tile_64", "tile_128"]
     assert all(len(job["report"]["rows"]) == 3 for job in data["jobs"])

@@ -14,6 +14,7 @@ import sweep_engine
 from hipgroupgemm.sweep.compare import compare, series_of
 from hipgroupgemm.sweep.record import read_sweep
 from hipgroupgemm.tuning.report import TuningReport
+from hipgroupgemm.tuning.store import TuningStore
 
 SHAPE = ["--devices", "cpu", "--backend", "double", "--shape", "45,16,12,5"]
 
@@ -57,11 +58,25 @@ def test_winners_go_to_the_store_unless_told_not_to(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     (file,) = store.glob("*.json")
     assert '"good"' in file.read_text()
-    assert f"Winners that went to the tuning store: 1, in {store}" in done.stdout
+    assert f"Results of this run in the tuning store: 1, in {store}" in done.stdout
     assert [record.stored for record in read_sweep(out).records] == [True]
-    done = run(options, "--class", "fwd_wi", "--json", str(out), store="off")
+    done = run(options, "--class", "fwd_wi", "--json", str(out), "--overwrite", store="off")
     assert done.returncode == 0, done.stderr
     assert [record.stored for record in read_sweep(out).records] == [False]
+
+
+def test_drawn_sizes_take_the_place_of_no_real_ones_in_the_store(tmp_path) -> None:
+    store, real, same = tmp_path / "store", tmp_path / "real.txt", tmp_path / "same.txt"
+    real.write_text("35 5 3 1 1")
+    same.write_text("34 6 3 1 1")
+    options = {"version": "1", "kernels": {"good": "good:2"}}
+    done = run(options, "--class", "fwd_wi", "--distribution", f"{real},dirichlet,zipf,balanced", store=str(store))
+    assert done.returncode == 0, done.stderr
+    assert f"Results of this run in the tuning store: 4, in {store}\n" in done.stdout
+    assert {record.origin for record in TuningStore(store).records()} == {"user", "dirichlet", "zipf", "seed"}
+    done = run(options, "--class", "fwd_wi", "--distribution", f"{real},{same}", store=str(store))
+    assert f"Results of this run in the tuning store: 1, in {store}; 1 more were replaced by these" in done.stdout
+    assert len(TuningStore(store).records()) == 4
 
 
 @pytest.mark.parametrize("backend", ["double", "reference"])  # in a process of its candidates' own, and in the worker

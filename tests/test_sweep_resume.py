@@ -25,6 +25,7 @@ QUICK = ["--no-store", "--devices", "cpu"]
 def double(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(workers, "TUNE", "sweep_double:tune")
     monkeypatch.setattr(workers, "IDENTITY", "sweep_double:identity")
+    monkeypatch.setattr(workers, "NAMES", "sweep_double:names")
     monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", "off")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
 
@@ -115,7 +116,7 @@ def test_cut_anywhere_it_gives_the_jobs_before_the_cut(tmp_path) -> None:
         ('{"format": "hipgroupgemm sweep", "version": 2, "jobs": [\n]}\n', r"is of version 2, this hipgroupgemm reads version 1"),
         (
             '{"format": "hipgroupgemm sweep", "version": 1, "jobs": [\n{"a": 1},\n{"b": 1}\n]}\n',
-            r"line 2 is no job of a sweep \(lacks \['best'",
+            r"jobs\[0\] is no job of a sweep \(lacks \['best'",
         ),
         ('{"format": "hipgroupgemm sweep", "version": 1, "jobs": [\n{"a": \n]}\n', r"line 2 is not JSON"),
     ],
@@ -136,12 +137,12 @@ def test_a_file_that_another_sweep_writes_is_left_alone(tmp_path) -> None:
     path = tmp_path / "s.json"
     file = SweepFile(path, {"jobs_wanted": 1}, [some_record(0)])
     before = path.read_bytes()
-    done = sweep(*SHAPES, "--json", str(path))
+    done = sweep(*SHAPES, "--json", str(path), "--overwrite")
     assert done.exit_code == 1
     assert "another sweep is writing to it" in done.output
     assert path.read_bytes() == before
     file.close()
-    assert sweep(*SHAPES, "--json", str(path)).exit_code == 0
+    assert sweep(*SHAPES, "--json", str(path), "--overwrite").exit_code == 0
 
 
 # ---- taking up -------------------------------------------------------------------------------------------------------------------
@@ -153,6 +154,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "TUNE", "sweep_double:tune")
         patch.setattr(workers, "IDENTITY", "sweep_double:identity")
+        patch.setattr(workers, "NAMES", "sweep_double:names")
         patch.setenv("SWEEP_DOUBLE", "{}")
         assert sweep(*SHAPES, "--json", str(path)).exit_code == 0
     return path
@@ -334,7 +336,8 @@ def test_an_unfinished_sweep_is_not_overwritten(tmp_path, whole) -> None:
     assert part.read_bytes() == before
     again = tmp_path / "again.json"
     shutil.copy(whole, again)
-    assert sweep(*SHAPES, "--json", str(again)).exit_code == 0  # a finished one is, as by every output
+    assert sweep(*SHAPES, "--json", str(again)).exit_code == 2  # nor is a finished one
+    assert sweep(*SHAPES, "--json", str(again), "--overwrite").exit_code == 0
 
 
 def test_the_order_of_jobs_in_the_file_is_no_matter(tmp_path, whole, rng: np.random.Generator) -> None:

@@ -585,3 +585,12 @@ def test_verdicts_are_all_shown_somewhere():
     """The tests above and test_tuning_timing ("behind") leave no verdict out."""
     shown = {"ok", "wrong", "nondeterministic", "untimed", "behind", *(verdict for verdict, _ in ENDS.values())}
     assert shown == set(VERDICTS)
+
+
+def test_a_busy_machine_is_noted(monkeypatch, register):
+    register(TuningDouble(["good:0"]))
+    for load, noted in ((99.5, True), (0.0, False)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        report = tune(forward(), "cpu", backends="double", **FAST)
+        assert any("load average was 99.5" in note for note in report.notes) == noted
+        assert ("load average" in str(report)) == noted

@@ -7,6 +7,8 @@ import dataclasses
 import io
 import json
 import math
+import pydoc
+import sys
 
 import numpy as np
 import pytest
@@ -187,8 +189,10 @@ def test_long_names_lose_their_middle_and_nothing_else_is_cut(width):
     lines = [line for line in console.export_text().splitlines() if "…" in line]
     assert len(lines) == 3
     assert all("Cijk_A" in line and "end" in line and len(line.rstrip()) <= width for line in lines)
-    for words in ("hipblaslt", "1.2e-09", "0.12", "12346", "1234"):
-        assert words in lines[0], words
+    shown = {"hipblaslt": 0, "12346": 0, "1234 ": 80, "  1  ": 100, "1.2e-09": 131, "0.12": 131, "976 MiB": 131, "123456": 160}
+    for words, least in shown.items():
+        assert (words in lines[0]) == (width >= least), words
+    assert lines[0].count("12346") == (3 if width >= 100 else 1)  # p10 and p90 come and go together
     assert lines[2].rstrip().endswith("nondeterministic")
 
 
@@ -202,7 +206,7 @@ def test_the_table_marks_the_winner_and_tells_reasons(width):
     assert "1.50" in winner
     assert 'double 2 kernel_2: wrong: because, "of" wrong' in text
     assert "something to know" in text
-    assert "balanced seed" in text
+    assert "balanced seed" in " ".join(text.split())
     assert all(verdict in text for verdict in VERDICTS)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
 
@@ -216,6 +220,63 @@ def test_plot(tmp_path):
     assert (tmp_path / "many.svg").read_text("utf-8").count("<path") > 12
     with pytest.raises(ValueError, match="no candidate was timed"):
         report([row(0)]).plot(tmp_path / "none.png")
+
+
+@pytest.mark.parametrize("width", [60, 72, 80])
+def test_names_of_common_length_are_whole_on_narrow_terminals(width):
+    algorithm = MatmulAlgorithm("reference", 0, "numpy_gemm_per_group_x", 0, True)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(report([TuningRow(algorithm, "ok", "", 0.123, 0.12, 0.133, 1.5, 0.4, 1e-7, samples=9)]))
+    text = console.export_text()
+    assert "reference  numpy_gemm_per_group_x" in text
+    assert " ok " in text
+    assert "…" not in text
+
+
+def test_print_says_what_matters_in_a_few_lines():
+    text = str(full_report())
+    assert f"{full_report()}" == text
+    lines = text.splitlines()
+    assert lines[0].startswith("NON_CONTRACTING m=40 n=5 k=8 groups=3, float32 x float32 -> float32 on a CPU")
+    assert lines[1] == "best: double kernel_0, 1.50 ms (p10 1.50, p90 1.50, runs 9), 0.0667 TFLOP/s, 0.2 of the floor"
+    assert lines[2] == "candidates: 2 ok, 1 behind, 1 wrong, 1 nondeterministic, 1 crashed, 1 hung, 1 failed, 1 untimed"
+    assert lines[3:] == ["something to know"]
+    assert "no winner" in str(report([row(0)]))
+    assert "candidates: none" in str(report([]))
+
+
+@pytest.mark.parametrize(("changes", "words"), [({"samples": 1}, "is of 1 timed call,"), ({"spread": 0.4}, "spread widely"), ({}, "")])
+def test_doubtful_times_are_called_so(changes, words):
+    found = report([row(0, 1.5, **changes)], notes=[])
+    console = Console(width=150, record=True, file=io.StringIO())
+    console.print(found)
+    for text in (str(found), console.export_text()):
+        assert words in text
+        assert ("winner's" in text) == bool(words)
+
+
+def test_a_picture_needs_an_ending_that_says_what_it_is(tmp_path):
+    with pytest.raises(ValueError, match=r"picture': wanted a name that ends in \.png, \.svg, \.pdf"):
+        full_report().plot(tmp_path / "picture")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_a_plot_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'hipgroupgemm\[bench\]'"):
+        full_report().plot(tmp_path / "p.png")
+
+
+def test_help_finds_what_is_loaded_on_first_use():
+    import hipgroupgemm.tuning
+
+    assert hgg.TuningReport is hipgroupgemm.tuning.TuningReport is TuningReport
+    assert "TuningReport" in hgg.__all__
+    for module in (hgg, hipgroupgemm.tuning):
+        assert set(module.__all__) <= set(dir(module))
+    text = pydoc.render_doc(hipgroupgemm.tuning, renderer=pydoc.plaintext)
+    for words in ("class TuningReport", "class TuningRow", "tune(config", "close_workers(", "autotune", "from_json", "to_csv", "plot"):
+        assert words in text, words
 
 
 def test_reports_are_plain_data():

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from hipgroupgemm.benchmark.baselines import BASELINES
 from hipgroupgemm.benchmark.ceilings import Ceilings, measure_ceilings
-from hipgroupgemm.benchmark.environment import describe
+from hipgroupgemm.benchmark.environment import busy_note, describe, load_average
 from hipgroupgemm.benchmark.labs import Lab, lab_for
 from hipgroupgemm.benchmark.runner import FINE, Job, Row, Runner
 from hipgroupgemm.benchmark.table import STDOUT, print_rows, write_csv, write_json
@@ -226,7 +226,7 @@ def _context(request: Request, lab: Lab, dtype: np.dtype[Any]) -> dict[str, Any]
         "requested_repetitions": request.repetitions,
         "operand_dtype": dtype.name,
         "requested_distribution": request.distribution,
-        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "load_average": load_average(),
         **facts,
     }
 
@@ -285,15 +285,12 @@ def print_machine(console: Console, result: Result) -> None:
     if any(row.scale != 1 for row in result.rows):
         console.print("Shapes are scaled, as their titles say; --scale 1 runs them in full.", highlight=False, soft_wrap=True)
     load, cores = result.context.get("load_average"), result.context["cores"]
-    busy = load is not None and load > cores / 2
-    once = _single_calls(result, busy)
+    busy = busy_note(load, cores)
+    once = _single_calls(result, bool(busy))
     if once:
         console.print(once, style="yellow", highlight=False, soft_wrap=True)
     if busy:
-        text = (
-            f"The load average was {load:.1f} on {cores} cores before this began: others were at work, so the times are not to be trusted."
-        )
-        console.print(text, style="yellow", highlight=False, soft_wrap=True)
+        console.print(busy, style="yellow", highlight=False, soft_wrap=True)
 
 
 def _single_calls(result: Result, busy: bool) -> str:

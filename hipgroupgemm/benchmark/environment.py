@@ -14,7 +14,7 @@ import numpy as np
 
 from hipgroupgemm.benchmark.labs import Lab, available_cores
 
-__all__ = ["blas_name", "commit_of", "cpu_model", "describe"]
+__all__ = ["blas_name", "busy_note", "commit_of", "cpu_model", "describe", "load_average"]
 
 
 def describe(lab: Lab) -> dict[str, Any]:
@@ -49,6 +49,21 @@ def describe(lab: Lab) -> dict[str, Any]:
             facts["architecture"] = arch.decode() if isinstance(arch, bytes) else arch
     commit, changed = commit_of(Path(hipgroupgemm.__file__).resolve().parent.parent)
     return {**facts, "versions": versions, "commit": commit, "uncommitted_changes": changed}
+
+
+def load_average() -> float | None:
+    """Processes at work, on average over the last minute; None where the system does not tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def busy_note(load: float | None, cores: int) -> str:
+    """What to say of times on a machine that was busy before; "" where it was not, or nobody knows."""
+    if load is None or load <= cores / 2:
+        return ""
+    return (
+        f"The load average was {load:.1f} on {cores} cores before this began: unless that was work of your own that has ended, others "
+        "were at work, and the times are not to be trusted."
+    )
 
 
 def commit_of(checkout: Path) -> tuple[str | None, bool | None]:

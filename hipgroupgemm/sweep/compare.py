@@ -7,6 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from hipgroupgemm.sweep.record import Record, Sweep
@@ -29,11 +30,21 @@ class Series:
         label: the file's name, with the device's where the file has several.
         identity: the device and the versions.
         records: by problem; where a file has a problem twice, the one that ended last.
+        path: the file. done, wanted: how many of its jobs have ended, and how many there are. sessions: its starts.
     """
 
     label: str
     identity: dict[str, Any]
     records: dict[tuple[Any, ...], Record]
+    path: Path = Path()
+    done: int = 0
+    wanted: int = 0
+    sessions: list[Any] = dataclasses.field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all jobs of the file have ended."""
+        return self.done >= self.wanted
 
     @property
     def device(self) -> str:
@@ -133,14 +144,25 @@ def series_of(sweeps: Sequence[Sweep]) -> list[Series]:
         label = sweep.path.name if names[sweep.path.name] == 1 else str(sweep.path)
         for records in kinds.values():
             one = Series(label, records[0].identity, {record.problem: record for record in sorted(records, key=lambda r: r.finished)})
+            one.path, one.done, one.wanted = sweep.path, sweep.done, sweep.wanted
+            one.sessions = list(sweep.header.get("sessions", []))
             one.records = {record.problem: one.records[record.problem] for record in records}  # in the file's order
             if len(kinds) > 1:
                 one.label = f"{label} [{one.device}]"
             found.append(one)
+    versions = [", ".join(f"{name} {version}" for name, version in one.versions.items()) for one in found]
+    alike: dict[str, set[str]] = {}
+    for one, text in zip(found, versions, strict=True):
+        alike.setdefault(one.label, set()).add(text)
+    for one, text in zip(found, versions, strict=True):
+        if len(alike[one.label]) > 1:  # one file, one device, several versions
+            one.label += f" [{text}]"
     labels = Counter(one.label for one in found)
+    seen: Counter[str] = Counter()
     for one in found:
-        if labels[one.label] > 1:  # one file, one device, several versions
-            one.label += f" [{', '.join(f'{name} {version}' for name, version in one.versions.items())}]"
+        if labels[one.label] > 1:  # one file twice
+            seen[one.label] += 1
+            one.label += f" ({seen[one.label]})"
     return found
 
 
@@ -243,6 +265,7 @@ def summary(series: Series) -> dict[str, Any]:
     every = [value for values in fractions.values() for value in values]
     return {
         "label": series.label,
+        "file": {"path": str(series.path), "jobs_done": series.done, "jobs_wanted": series.wanted},
         "device": series.device,
         "versions": series.versions,
         "jobs": dict(Counter(record.status for record in records)),

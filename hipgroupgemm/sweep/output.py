@@ -6,20 +6,19 @@ import csv
 import io
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
+from hipgroupgemm.benchmark.environment import busy_note
 from hipgroupgemm.benchmark.table import bytes_text, number_text, write_text
 from hipgroupgemm.sweep.record import Record
+from hipgroupgemm.tuning.columns import FEW, WIDE, Column, fitting_table, noise_text
 
-__all__ = ["device_title", "first_line", "print_sweep", "problem_title", "shorten", "write_csv"]
+__all__ = ["device_title", "first_line", "noise_notes", "print_sweep", "problem_title", "write_csv"]
 
-_WIDE = 120
 _MOST_NOTES = 20
 _JOB_COLUMNS = ("class", "model", "m", "k", "n", "e", "scale", "dtype", "distribution")
 _ROW_COLUMNS = (
@@ -47,14 +46,6 @@ def problem_title(job: dict[str, Any]) -> str:
     label = "" if job["model"].count(",") == 3 else f"{job['model']}  "
     scaled = f", scaled: M, K and N are 1/{job['scale']}" if job["scale"] != 1 else ""
     return f"{label}M={job['m']} K={job['k']} N={job['n']} E={job['e']}, {job['dtype']}, {job['distribution']}{scaled}"
-
-
-def shorten(name: str, width: int) -> str:
-    """A name that fits a width: of a long one the middle is left out, since both ends tell kernels apart."""
-    if len(name) <= width:
-        return name
-    head = max((width - 1) // 2, 1)
-    return f"{name[:head]}…{name[len(name) - max(width - 1 - head, 1) :]}"
 
 
 def first_line(reason: str) -> str:
@@ -92,40 +83,58 @@ def _notes(records: Iterable[Record]) -> Iterable[str]:
 
 
 def _print_problem(console: Console, records: Sequence[Record]) -> None:
-    wide = console.width >= _WIDE
     title = f"{problem_title(records[0].job)} on {device_title(records[0])}"
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("class", no_wrap=True)
-    table.add_column("backend", no_wrap=True)
-    table.add_column("winner", no_wrap=True)
-    measures = ("median ms", "p10", "p90", "TFLOP/s", "of floor", "workspace") if wide else ("ms", "TFLOP/s", "floor")
-    for name in measures:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("candidates", no_wrap=True)
-    verdicts = [_verdicts(record, wide) for record in records]
-    room = max(console.width - (86 if wide else 55) - max(map(len, verdicts)), 10)  # what the other columns leave
-    for record, counts in zip(records, verdicts, strict=True):
-        best = record.best
-        if best is None:
-            state = record.status if record.status != "ok" else "no winner"
-            style = "red" if record.status in ("ok", "failed") else "dim"
-            table.add_row(record.job["class"], "-", state, *("-" for _ in measures), counts, style=style)
-            continue
-        fraction = "-" if best["fraction"] is None else f"{float(best['fraction']):.2g}"
-        values = [number_text(best["median_ms"]), number_text(best["tflops"]), fraction]
-        if wide:
-            values[1:1] = [number_text(best["p10_ms"]), number_text(best["p90_ms"])]
-            values.append(bytes_text(best["workspace_size"]))
-        table.add_row(record.job["class"], best["backend"], shorten(best["name"], room), *values, counts)
-    console.print(table)
+
+    def cells(text: Callable[[dict[str, Any]], str]) -> list[str]:
+        return ["-" if record.best is None else text(record.best) for record in records]
+
+    columns = [
+        Column("class", [record.job["class"] for record in records], right=False),
+        Column("backend", cells(lambda best: str(best["backend"])), 2, right=False),
+        Column("winner", [_winner(record) for record in records], right=False, name=True),
+        Column("median ms", cells(lambda best: number_text(best["median_ms"]))),
+        Column("p10", cells(lambda best: number_text(best.get("p10_ms"))), 5),
+        Column("p90", cells(lambda best: number_text(best.get("p90_ms"))), 5),
+        Column("runs", cells(lambda best: str(best.get("samples", "-"))), 4),
+        Column("TFLOP/s", cells(lambda best: number_text(best.get("tflops"))), 3),
+        Column("of floor", cells(lambda best: "-" if best.get("fraction") is None else f"{float(best['fraction']):.2g}"), 6),
+        Column("workspace", cells(lambda best: bytes_text(best.get("workspace_size"))), 8),
+        Column("candidates", [_verdicts(record) for record in records], 1, right=False),
+    ]
+    styles = [None if record.best is not None else "red" if record.status in ("ok", "failed") else "dim" for record in records]
+    console.print(fitting_table(columns, styles, console.width, title))
 
 
-def _verdicts(record: Record, wide: bool) -> str:
-    """How many candidates got which verdict: "12 ok, 3 behind"; on narrow terminals "12 of 15 ok"."""
+def _winner(record: Record) -> str:
+    if record.best is not None:
+        return str(record.best["name"])
+    return record.status if record.status != "ok" else "no winner"
+
+
+def _verdicts(record: Record) -> str:
+    """How many candidates got which verdict: "12 ok, 3 behind"."""
     counts = Counter(row["verdict"] for row in record.rows)
-    if counts and not wide:
-        return f"{counts['ok']} of {counts.total()} ok"
     return ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "-"
+
+
+def noise_notes(records: Iterable[Record], load: float | None = None, cores: int = 1) -> list[str]:
+    """Why times may not be trusted: winners with few timed calls or a wide spread, and others at work before the sweep began."""
+    counts: Counter[str] = Counter()
+    on_cpu = False
+    for record in records:
+        on_cpu |= record.identity.get("kind") == "cpu"  # a GPU's times hardly depend on the load
+        best = record.best or {}
+        counts[noise_text(best.get("median_ms"), best.get("p10_ms"), best.get("p90_ms"), int(best.get("samples", 0)))] += 1
+    notes = []
+    if counts["few"]:
+        notes.append(
+            f"Winners with fewer than {FEW} timed calls: {counts['few']}; their p10 and p90 say little of noise. "
+            "A longer --time-limit or more --repetitions help."
+        )
+    if counts["wide"]:
+        notes.append(f"Winners whose times spread by more than {WIDE:.0%} from p10 to p90: {counts['wide']}; a close win may be chance.")
+    busy = busy_note(load, cores) if on_cpu else ""
+    return [*notes, busy] if busy else notes
 
 
 def write_csv(path: Path, records: Iterable[Record]) -> None:

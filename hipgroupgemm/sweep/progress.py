@@ -14,7 +14,7 @@ from hipgroupgemm.sweep.record import Record
 from hipgroupgemm.sweep.workers import Progress
 
 if TYPE_CHECKING:
-    from hipgroupgemm.sweep.command import Task
+    from hipgroupgemm.sweep.planning import Task
 
 __all__ = ["Display", "display"]
 

@@ -18,8 +18,9 @@ from rich.table import Table
 
 from hipgroupgemm.benchmark.table import number_text, write_text
 from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, Series, compare, series_of, summary
-from hipgroupgemm.sweep.output import first_line, print_sweep, problem_title, shorten
+from hipgroupgemm.sweep.output import first_line, noise_notes, print_sweep, problem_title
 from hipgroupgemm.sweep.record import Record, read_sweep
+from hipgroupgemm.tuning.columns import shorten
 
 __all__ = ["print_report", "read_series", "report", "report_as_dict", "write_report_csv"]
 
@@ -80,11 +81,28 @@ def _print_summary(console: Console, series: Series) -> None:
     _line(console, f"  {facts['device']}; {versions}")
     _line(
         console,
-        f"  jobs: {_counts(facts['jobs'])}; candidates: {_counts(facts['verdicts'])}; winners by backend: {_counts(facts['winners'])}",
+        f"  jobs: {_share(series)}{_counts(facts['jobs'])}; candidates: {_counts(facts['verdicts'])}; "
+        f"winners by backend: {_counts(facts['winners'])}",
     )
+    if not series.finished:
+        _line(console, f"  unfinished; hipgroupgemm sweep --resume {series.path} goes on", "yellow")
+    loads = [found for session in series.sessions if (found := _load(session)) is not None]
+    for note in noise_notes(series.records.values(), *max(loads, default=(None, 1))):
+        _line(console, f"  {note}", "yellow")
     if facts["fraction_of_floor"] is not None:
         classes = ", ".join(f"{name} {value:.3g}" for name, value in facts["fraction_by_class"].items())
         _line(console, f"  the winners' fraction of the floor, geometric mean: {facts['fraction_of_floor']:.3g} ({classes})")
+
+
+def _share(series: Series) -> str:
+    """How much of its file's jobs have ended, where not all have."""
+    return "" if series.finished else f"{series.done} of {series.wanted} in the file, unfinished: "
+
+
+def _load(session: Any) -> tuple[float, int] | None:
+    load = session.get("load_average") if isinstance(session, dict) else None
+    cores = session.get("machine", {}).get("cores") if load is not None else None
+    return (float(load), int(cores)) if load is not None and cores else None
 
 
 def _print_comparison(console: Console, comparison: Comparison) -> None:

@@ -16,10 +16,11 @@ from typing import Any
 
 from hipgroupgemm.sweep.jobs import HEURISTIC, SweepJob
 
-__all__ = ["Outcome", "Progress", "Worker", "WorkerPool", "device_facts"]
+__all__ = ["Outcome", "Progress", "Question", "Worker", "WorkerPool", "algorithm_names", "device_facts"]
 
 TUNE = "hipgroupgemm.tuning.engine:tune"
 IDENTITY = "hipgroupgemm.tuning.identity:identity"
+NAMES = "hipgroupgemm.sweep.workers:algorithm_names"
 """What a worker calls; names, because a worker imports them itself."""
 
 _GRACE = 10.0
@@ -53,6 +54,14 @@ class Outcome:
     report: Any = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Which of the algorithms that are named in the settings no job has; the answer is a list of names."""
+
+    jobs: Sequence[SweepJob]
+    settings: Mapping[str, Any]
+
+
 class Worker:
     """One device's process, in the eyes of the sweep.
 
@@ -69,7 +78,9 @@ class Worker:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")  # a driver that is initialised does not outlive a fork
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self.device, TUNE, IDENTITY), name=f"hipgroupgemm-sweep {self.device}")
+        self._process = context.Process(
+            target=_serve, args=(theirs, self.device, TUNE, IDENTITY, NAMES), name=f"hipgroupgemm-sweep {self.device}"
+        )
         self._process.start()
         theirs.close()
 
@@ -82,6 +93,18 @@ class Worker:
             return message.reason
         self.identity = message
         return ""
+
+    def missing(self, jobs: Sequence[SweepJob], settings: Mapping[str, Any]) -> list[str]:
+        """The named algorithms that none of the jobs has on this device; empty, too, where that can't be told."""
+        with contextlib.suppress(OSError):
+            self.connection.send(Question(jobs, dict(settings)))
+        answer = self.receive()
+        if isinstance(answer, list):
+            return answer
+        reason = self.restart()  # listing took the process down: the jobs will tell
+        if reason:
+            raise RuntimeError(f"{self.device} is of no use: {reason}")
+        return []
 
     def send(self, number: int, job: SweepJob, settings: Mapping[str, Any]) -> None:
         """Gives it a job; `receive` has what comes of it."""
@@ -186,7 +209,7 @@ def _resolve(name: str) -> Callable[..., Any]:
     return function
 
 
-def _serve(connection: Any, device: str, tune: str, identity: str) -> None:
+def _serve(connection: Any, device: str, tune: str, identity: str, names: str) -> None:
     """A worker's life: says what its device is, then tunes what it is sent until the connection ends."""
     _end_with_parent()
     signal.signal(signal.SIGINT, _interrupt_once)
@@ -199,14 +222,55 @@ def _serve(connection: Any, device: str, tune: str, identity: str) -> None:
             connection.send(Outcome("failed", _text(error)))
             return
         while True:
-            job, settings = connection.recv()
-            connection.send(_tune(connection, device, tune, job, settings))
+            message = connection.recv()
+            if isinstance(message, Question):
+                connection.send(_missing(device, names, message))
+            else:
+                job, settings = message
+                connection.send(_tune(connection, device, tune, names, job, settings))
 
 
-def _tune(connection: Any, device: str, tune: str, job: SweepJob, settings: dict[str, Any]) -> Outcome:
+def algorithm_names(config: Any, device: Any, backends: Sequence[str] | None = None, max_workspace_size: int | None = None) -> list[str]:
+    """The names of the algorithms that can run a config on a device."""
+    from hipgroupgemm.backends import backend_names, get_backend, select_backend
+    from hipgroupgemm.backends.base import as_limits
+
+    found = []
+    for name in backend_names() if backends is None else backends:
+        with contextlib.suppress(NotImplementedError):
+            select_backend(config, device, name)
+            limits = as_limits(None, max_workspace_size)
+            listed = get_backend(name).algorithms(config.key(), device, limits)
+            found += [algorithm.name for algorithm in listed if algorithm.workspace_size <= limits.max_workspace_size]
+    return found
+
+
+def _missing(device: str, names: str, question: Question) -> list[str]:
+    missing = list(question.settings["algorithms"])
+    for job in question.jobs:
+        try:
+            there = _names(device, names, job, question.settings)
+        except Exception:  # a broken backend is a row of the sweep
+            return []
+        missing = [name for name in missing if name not in there]
+        if not missing:
+            break
+    return missing
+
+
+def _names(device: str, names: str, job: SweepJob, settings: Mapping[str, Any]) -> set[str]:
+    from hipgroupgemm.benchmark.algorithms import config_of
+    from hipgroupgemm.views import Device
+
+    config, backends = config_of(job.kind, job.shape, job.dtype), settings.get("backends")
+    return set(_resolve(names)(config, Device.of(device), backends, settings.get("max_workspace")))
+
+
+def _tune(connection: Any, device: str, tune: str, names: str, job: SweepJob, settings: dict[str, Any]) -> Outcome:
     from hipgroupgemm.benchmark.algorithms import config_of
     from hipgroupgemm.tuning.session import NO_MEMORY
     from hipgroupgemm.views import Device
+    from hipgroupgemm.workloads import DISTRIBUTIONS
 
     said = 0.0
 
@@ -224,7 +288,15 @@ def _tune(connection: Any, device: str, tune: str, job: SweepJob, settings: dict
             arguments["backends"], refusals = _usable(arguments["backends"], config, where)
             if not arguments["backends"]:
                 return Outcome("refused", refusals)
+        if not isinstance(arguments["algorithms"], str):  # names are a list for all jobs, not each of them has them all
+            there = _names(device, names, job, settings)
+            wanted = list(arguments["algorithms"])
+            arguments["algorithms"] = [name for name in wanted if name in there]
+            if not arguments["algorithms"]:
+                return Outcome("refused", f"no backend has {', '.join(map(repr, wanted))} for this problem")
         samples = None if job.samples is None else [list(sizes) for sizes in job.samples]
+        if samples is not None and job.distribution in DISTRIBUTIONS:
+            arguments["origin"] = job.distribution  # a file's sizes are real ones
         report = _resolve(tune)(config, where, samples, progress=progress, **arguments)
     except BrokenPipeError:  # the sweep is gone
         raise

@@ -15,6 +15,8 @@ from typing import Any
 from hipgroupgemm.backends import backend_kinds, get_backend
 from hipgroupgemm.backends.base import Backend, MatmulAlgorithm, as_limits
 from hipgroupgemm.benchmark.ceilings import Ceilings
+from hipgroupgemm.benchmark.environment import busy_note, load_average
+from hipgroupgemm.benchmark.labs import available_cores
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.tuning.identity import identity
 from hipgroupgemm.tuning.lanes import ChildLane, Lane, LocalLane, Patience, WorkerUnavailable, pickled
@@ -123,6 +125,7 @@ def tune(
     found = _candidates(config, where, backends, algorithms, max_algorithms, max_workspace_size, deterministic, notes)
     sets = size_sets(config, samples)
     task = Task(config, where, sets, len(samples), seed, ceilings)
+    load = load_average() if where.kind == "cpu" else None  # a GPU's times hardly depend on it
     lanes: list[Lane] = []
     told = _Told(progress)
     with contextlib.ExitStack() as opened:
@@ -162,7 +165,7 @@ def tune(
         floor_ms=floor,
         ceilings=measured,
         rows=rows,
-        notes=notes,
+        notes=[*notes, *([busy] if (busy := busy_note(load, available_cores())) else [])],
     )
 
 

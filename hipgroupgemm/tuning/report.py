@@ -257,11 +257,17 @@ class TuningReport:
     def plot(self, path: Path | str, count: int = 30) -> None:
         """Writes a picture (.png, .svg, .pdf) of the `count` fastest candidates: median, and p10 to p90 as a line.
 
-        Raises ValueError where no candidate was timed, ImportError without matplotlib (the extra `bench`).
+        Raises ValueError where no candidate was timed or for another ending, ImportError without matplotlib (the extra `bench`).
         """
         from hipgroupgemm.tuning.tables import plot_report
 
         plot_report(self, Path(path), count)
+
+    def __str__(self) -> str:
+        """The problem, the winner and the verdicts in a few lines; rich.print(report) shows a table of all candidates."""
+        from hipgroupgemm.tuning.tables import summary_text
+
+        return summary_text(self)
 
     def __rich__(self) -> Any:
         """A table of the candidates for a terminal, then the reasons of those that are not "ok"."""

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from hipgroupgemm.benchmark.table import bytes_text, number_text
+from hipgroupgemm.tuning.columns import Column, fitting_table, noise_text, shorten
 from hipgroupgemm.tuning.report import TuningReport, TuningRow
 
-__all__ = ["ReportTable", "plot_report"]
+__all__ = ["ReportTable", "plot_report", "summary_text"]
 
 _COLOURS = {"ok": "#1b6ca8", "behind": "#b9c4cc"}
 _DPI = 150
-_WIDE = 132
-_OTHERS, _FEW = 101, 58  # columns of a terminal that the table takes without the names of backend and algorithm
+_STYLES = {"ok": None, "behind": "dim", "untimed": "dim"}
+_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 class ReportTable:
-    """What `TuningReport.__rich__` shows: on narrow terminals p10, p90, index and workspace are left to JSON and CSV."""
+    """What `TuningReport.__rich__` shows: what a narrow terminal has no room for is left to JSON and CSV."""
 
     def __init__(self, report: TuningReport) -> None:
         self.report = report
@@ -33,41 +35,62 @@ class ReportTable:
         for row in self.report.rows:
             if row.verdict not in ("ok", "behind") and row.reason:
                 yield Text(f"{row.algorithm.backend} {row.algorithm.index} {row.algorithm.name}: {row.verdict}: {row.reason}")
-        for note in self.report.notes:
+        for note in _notes(self.report):
             yield Text(note)
 
 
 def _table(report: TuningReport, width: int) -> Table:
-    wide = width >= _WIDE
-    table = Table(box=SIMPLE_HEAD, title=_title(report), title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    table.add_column("backend", no_wrap=True)
-    table.add_column("algorithm", no_wrap=True)
-    measures = ("index", "workspace", "median ms", "p10", "p90", "TFLOP/s", "of floor", "error")
-    shown = measures if wide else ("median ms", "TFLOP/s", "of floor", "error")
-    for name in shown:
-        table.add_column(name if wide else name.split()[-1], justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    rows, best = report.rows, report.best
+
+    def cells(text: Callable[[TuningRow], str]) -> list[str]:
+        return [text(row) for row in rows]
+
+    columns = [
+        Column("", cells(lambda row: "*" if row is best else ""), right=False),
+        Column("backend", cells(lambda row: row.algorithm.backend), right=False),
+        Column("algorithm", cells(lambda row: row.algorithm.name), right=False, name=True),
+        Column("index", cells(lambda row: str(row.algorithm.index)), 8),
+        Column("workspace", cells(lambda row: bytes_text(row.algorithm.workspace_size)), 7),
+        Column("median ms", cells(lambda row: number_text(row.median_ms))),
+        Column("p10", cells(lambda row: number_text(row.p10_ms)), 4),
+        Column("p90", cells(lambda row: number_text(row.p90_ms)), 4),
+        Column("runs", cells(lambda row: str(row.samples) if row.samples else "-"), 3),
+        Column("TFLOP/s", cells(lambda row: number_text(row.tflops)), 2),
+        Column("of floor", cells(lambda row: "-" if row.fraction is None else f"{row.fraction:.2g}"), 5),
+        Column("error", cells(lambda row: "-" if row.error is None else f"{row.error:.1e}"), 6),
+        Column("verdict", cells(lambda row: row.verdict), right=False),
+    ]
+    styles = ["bold" if row is best else _STYLES.get(row.verdict, "red") for row in rows]
+    return fitting_table(columns, styles, width, _title(report))
+
+
+def summary_text(report: TuningReport) -> str:
+    """What `str` makes of a report: the problem, the winner, how many candidates got which verdict, and the notes."""
     best = report.best
-    backend = max((len(row.algorithm.backend) for row in report.rows), default=0)
-    room = max(width - backend - (_OTHERS if wide else _FEW), 12)
-    for row in report.rows:
-        a = row.algorithm
-        texts = {
-            "index": str(a.index),
-            "workspace": bytes_text(a.workspace_size),
-            "median ms": number_text(row.median_ms),
-            "p10": number_text(row.p10_ms),
-            "p90": number_text(row.p90_ms),
-            "TFLOP/s": number_text(row.tflops),
-            "of floor": "-" if row.fraction is None else f"{row.fraction:.2g}",
-            "error": "-" if row.error is None else f"{row.error:.1e}",
-        }
-        style = "bold" if row is best else None if row.verdict == "ok" else "dim" if row.verdict in ("behind", "untimed") else "red"
-        table.add_row(
-            "*" if row is best else "", a.backend, _short(a.name, room), *(texts[name] for name in shown), row.verdict, style=style
+    lines = [_title(report)]
+    if best is None:
+        lines.append("no winner")
+    else:
+        fraction = "" if best.fraction is None else f", {best.fraction:.2g} of the floor"
+        lines.append(
+            f"best: {best.algorithm.backend} {best.algorithm.name}, {number_text(best.median_ms)} ms (p10 {number_text(best.p10_ms)}, "
+            f"p90 {number_text(best.p90_ms)}, runs {best.samples}), {number_text(best.tflops)} TFLOP/s{fraction}"
         )
-    return table
+    counts = Counter(row.verdict for row in report.rows)
+    lines.append(f"candidates: {', '.join(f'{count} {verdict}' for verdict, count in counts.items()) or 'none'}")
+    return "\n".join([*lines, *_notes(report)])
+
+
+def _notes(report: TuningReport) -> list[str]:
+    """The report's notes, and what makes the winner's time doubtful."""
+    best = report.best
+    doubt = "" if best is None else noise_text(best.median_ms, best.p10_ms, best.p90_ms, best.samples)
+    if best is None or not doubt:
+        return list(report.notes)
+    if doubt == "few":
+        calls = "1 timed call" if best.samples == 1 else f"{best.samples} timed calls"
+        return [*report.notes, f"the winner's median is of {calls}, which says little of noise; give it more time or repetitions"]
+    return [*report.notes, "the winner's times spread widely (p10 to p90): the device was busy or its clocks moved"]
 
 
 def _title(report: TuningReport) -> str:
@@ -85,11 +108,16 @@ def _title(report: TuningReport) -> str:
 
 def plot_report(report: TuningReport, path: Path, count: int) -> None:
     """What `TuningReport.plot` writes."""
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ValueError(f"path={str(path)!r}: wanted a name that ends in {', '.join(_SUFFIXES)}")
     timed = sorted((row for row in report.rows if row.median_ms is not None), key=_median)
     if not timed:
         raise ValueError("rows: no candidate was timed, there is nothing to plot")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(f"plot needs matplotlib ({error}): pip install 'hipgroupgemm[bench]'") from error
 
     shown = timed[:count]
     figure = Figure(figsize=(9.0, 1.6 + 0.28 * len(shown)), layout="constrained")
@@ -119,12 +147,4 @@ def _median(row: TuningRow) -> float:
 
 def _label(row: TuningRow, best: bool) -> str:
     name = row.algorithm.name
-    return f"{'* ' if best else ''}{row.algorithm.backend} {_short(name, 44)}"
-
-
-def _short(name: str, width: int) -> str:
-    """A name without its middle, where it is too long: kernels of one library differ at both ends."""
-    if len(name) <= width:
-        return name
-    end = (width - 1) // 2
-    return f"{name[: width - 1 - end]}…{name[-end:]}"
+    return f"{'* ' if best else ''}{row.algorithm.backend} {shorten(name, 44)}"
