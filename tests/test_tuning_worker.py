@@ -40,7 +40,8 @@ lhs, rhs = hgg.ArraySpec((32, 8), "float32"), hgg.ArraySpec((2, 8, 8), "float32"
 config = hgg.config_for_ragged_dot(lhs, rhs, hgg.ArraySpec((2,), np.int32))
 hgg.register_backend(TuningDouble({names!r}, marks={marks!r}), ("cpu",))
 report = tune(config, "cpu", backends="double", repetitions=1, ceilings=False)
-print(*(row.algorithm.name + "=" + row.verdict for row in report.rows), *report.notes)
+notes = [note for note in report.notes if "load average" not in note]
+print(*(row.algorithm.name + "=" + row.verdict for row in report.rows), *notes)
 """
 
 
@@ -353,7 +354,7 @@ def test_a_long_import_path_and_a_deleted_working_directory(monkeypatch, tmp_pat
     double("good", "exits:1")
     report = tune(config(), "cpu", backends="double", ceilings=False, repetitions=1)
     assert sorted(row.verdict for row in report.rows) == ["crashed", "ok"]
-    assert not report.notes
+    assert not any("ran in this process" in note for note in report.notes)
 
 
 def test_a_worker_without_work_ends_by_itself():

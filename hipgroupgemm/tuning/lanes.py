@@ -366,8 +366,8 @@ class ChildLane(Lane):
             if self._child is not None and not abruptly and not self._pickled:
                 with contextlib.suppress(child.ChildDied, child.ChildHung):
                     if self._child.ask(("close",), self._patience.limits())[0] == "done":
-                        found, self._child = self._child, None
-                        child.release(self._task.device, found)
+                        child.release(self._task.device, self._child)
+                        self._child = None  # not before: an interrupt between the two had better kill it
         finally:
             self._drop()
 
