@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -98,7 +99,7 @@ def _open(directory: Path | None) -> TuningStore:
     opened = TuningStore(directory)
     if opened.directory is None:
         raise click.UsageError(f"The tuning store is off ({why_off()}); name one with --directory.")
-    if opened.directory.exists() and not opened.directory.is_dir():
+    if os.path.exists(opened.directory) and not os.path.isdir(opened.directory):
         raise click.UsageError(f"{opened.directory}: is no directory; name another with --directory, or in {VARIABLE}.")
     return opened
 
@@ -115,7 +116,7 @@ def store() -> None:
 @_options
 def path(directory: Path | None) -> None:
     """Print the store's directory, which need not exist yet."""
-    click.echo(str(_open(directory).directory))
+    click.echo(os.fsencode(str(_open(directory).directory)))
 
 
 # ---- ls ------------------------------------------------------------------------------------------------------------------------
@@ -225,11 +226,12 @@ def _print_table(records: list[StoredRecord], states: _States) -> None:
 
     from hipgroupgemm.benchmark.command import stdout_console
     from hipgroupgemm.tuning.records import config_id
+    from hipgroupgemm.tuning.report import printable
 
     console = stdout_console()
     wide = ("of floor", "tuned") if console.width >= _WIDE else ()
     for (device, name), group in itertools.groupby(records, lambda record: (record.device, record.device_name)):
-        title = Text(f"{device}: {name}")
+        title = Text(printable(f"{device}: {name}"))
         table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
         for column in ("id", "problem", "sizes", "backend", "algorithm", "ms", *wide, "usable"):
             table.add_column(
@@ -250,7 +252,7 @@ def _print_table(records: list[StoredRecord], states: _States) -> None:
                 *(("-" if record.fraction is None else f"{record.fraction:.2g}", f"{record.date:%Y-%m-%d}") if wide else ()),
                 states.of(record),
             ]
-            table.add_row(*map(Text, cells))
+            table.add_row(*(Text(printable(cell)) for cell in cells))
         console.print(table)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hipgroupgemm.tuning.engine import tune
+from hipgroupgemm.tuning.files import warn_once
 from hipgroupgemm.tuning.report import TuningReport
 
 if TYPE_CHECKING:
@@ -26,6 +27,16 @@ class NoRightCandidate(RuntimeError):
         return type(self), (str(self), self.report)
 
 
+def _store(report: TuningReport) -> None:
+    """Stores a report. Whatever comes in the way costs one warning: hours of tuning are in it."""
+    try:
+        from hipgroupgemm.tuning.store import default_store
+
+        default_store().add(report)
+    except Exception as error:
+        warn_once(("store", type(error)), "tuning store: what was tuned is not stored: %s: %s", type(error).__name__, error)
+
+
 def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **settings: Any) -> TuningReport:
     """Tunes a plan's config, stores the report, and makes the plan run the best; see `GroupedMatmulPlan.autotune`.
 
@@ -33,9 +44,7 @@ def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **setti
     """
     report = tune(plan.config, plan.device, group_sizes, **settings)
     if store:
-        from hipgroupgemm.tuning.store import default_store
-
-        default_store().add(report)
+        _store(report)
     best = report.best
     if best is None:
         told = [f"{row.algorithm.backend} {row.algorithm.name!r} {row.verdict}: {row.reason.splitlines()[0]}" for row in report.rows]
