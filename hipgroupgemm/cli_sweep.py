@@ -111,7 +111,7 @@ def sweep(**options: Any) -> None:
     With --resume, jobs that are done on an equal device with equal versions and settings are kept, the others run:
     hipgroupgemm sweep --resume FILE does all that FILE was ever asked for. With options beside it, those jobs alone are run that the
     file's first request has with these options; they are added to the file, and what it waited for before it waits for still.
-    --devices alone moves all of it to other devices.
+    --devices alone runs all of it on these devices; what others have not done waits for them.
 
     Exit status: 0; 1 when a candidate is wrong, crashed, hung, failed or not deterministic though it claims to be, when a job failed,
     or a backend that was named ran nothing; 2 for arguments that can't be met; 130 after Ctrl-C (finished jobs are kept).

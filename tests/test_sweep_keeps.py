@@ -151,6 +151,27 @@ def test_a_new_sweep_overwrites_nothing_unless_told_to(tmp_path, log) -> None:
     assert "--overwrite goes with --json" in text_of(sweep(*TWO, "--overwrite"))
 
 
+def test_what_another_sweep_has_written_meanwhile_is_not_lost(tmp_path, monkeypatch) -> None:
+    """Two that take up one file: the second has read it before the first was done with it."""
+    path = tmp_path / "s.json"
+    assert sweep(*TWO, "--devices", "cpu", "--json", path).exit_code == 0
+    ready, after = workers.Worker.wait_ready, []
+
+    def wait_ready(self) -> str:
+        if not after:
+            after.append(None)
+            assert sweep("--resume", path, "--dtype", "float64").exit_code == 0
+            after.append(path.read_bytes())
+        return ready(self)
+
+    monkeypatch.setattr(workers.Worker, "wait_ready", wait_ready)
+    done = sweep("--resume", path, "--class", "wgrad_wi")
+    assert done.exit_code == 1
+    assert "has been written to since this sweep began" in text_of(done)
+    assert path.read_bytes() == after[1]
+    assert len(jobs(path)) == 4
+
+
 # ---- what the file waits for -----------------------------------------------------------------------------------------------------
 
 
@@ -167,8 +188,8 @@ def test_other_options_on_resume_forget_nothing_that_was_asked_for(tmp_path, log
     log()
     done = sweep("--resume", path, "--class", "fwd_wi")  # float32 is done
     assert "1 of 2 jobs are done" in text_of(done)
-    assert "1 jobs that it was asked for earlier are not among these" in text_of(done)
-    assert "1 other jobs wait" in text_of(done)
+    assert "waits for jobs that are not asked for now, which stay to be done: 1" in text_of(done)
+    assert "other jobs that wait: 1" in text_of(done)
     assert len(log()) == 1
     assert not read_sweep(path).finished
     assert read_sweep(path).wanted == 4
@@ -251,7 +272,7 @@ def test_old_files_are_taken_up(tmp_path, log) -> None:
     assert read_sweep(path).wanted == 3
 
 
-def test_devices_alone_move_everything(double, tmp_path, log) -> None:
+def test_devices_alone_take_everything(double, tmp_path, log) -> None:
     path = tmp_path / "s.json"
     assert sweep(*TWO, "--devices", "cpu", "--json", path).exit_code == 0
     assert sweep("--resume", path, "--dtype", "float64", "--class", "fwd_wi").exit_code == 0

@@ -22,7 +22,7 @@ from hipgroupgemm.sweep.jobs import RequestError, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.output import noise_notes, print_sweep, write_csv
 from hipgroupgemm.sweep.planning import Task, plan_sweep
 from hipgroupgemm.sweep.progress import Display, display
-from hipgroupgemm.sweep.record import Record, Sweep, SweepFile, document, read_sweep
+from hipgroupgemm.sweep.record import Record, Sweep, SweepFile, document, read_sweep, stamp_of
 from hipgroupgemm.sweep.workers import Outcome, Progress, Worker, WorkerPool
 from hipgroupgemm.tuning.report import TuningReport
 
@@ -123,7 +123,7 @@ def sweep(requests: Sequence[SweepRequest], outputs: Outputs, log: Callable[[str
         RequestError, DistributionError: nothing was run. ValueError, RuntimeError, OSError: as `run`.
     """
     say = log or (lambda line: print(line, file=sys.stderr, flush=True))
-    old = _old_sweep(outputs, say)
+    old, stamp = _old_sweep(outputs, say)
     devices = list(dict.fromkeys(device for request in requests for device in request.devices))
     for request in requests:
         for kind in dict.fromkeys(device.partition(":")[0] for device in request.devices):
@@ -133,7 +133,8 @@ def sweep(requests: Sequence[SweepRequest], outputs: Outputs, log: Callable[[str
         for worker in pool.workers:
             reason = worker.wait_ready()
             if reason:
-                raise RequestError(f"{worker.device} is of no use: {reason}")
+                elsewhere = "; --devices names others to go on with" if old is not None else ""
+                raise RequestError(f"{worker.device} is of no use: {reason}{elsewhere}")
         plan = plan_sweep(requests, {worker.device: worker.identity or {} for worker in pool.workers}, old)
         _check_names(plan.tasks, pool.workers)
         session = {
@@ -151,10 +152,10 @@ def sweep(requests: Sequence[SweepRequest], outputs: Outputs, log: Callable[[str
         if plan.replaced:
             say(f"{outputs.resume}: {plan.replaced} jobs in it failed, or are of other versions or settings: they are run again")
         if plan.waiting:
-            say(f"{outputs.resume}: {plan.waiting} jobs that it was asked for earlier are not among these; they stay to be done")
+            say(f"{outputs.resume}: it waits for jobs that are not asked for now, which stay to be done: {plan.waiting}")
         file = None
         if outputs.sweep_file is not None:
-            file = SweepFile(outputs.sweep_file, header, result.in_file)
+            file = SweepFile(outputs.sweep_file, header, result.in_file, stamp)
         try:
             with display(result.tasks, log) as shown:
                 _drive(outputs, pool, result, file, shown)
@@ -184,8 +185,11 @@ def _check_names(tasks: Sequence[Task], workers: Sequence[Worker]) -> None:
         )
 
 
-def _old_sweep(outputs: Outputs, say: Callable[[str], None]) -> Sweep | None:
-    """The sweep that is to be taken up. What another file to write holds already is not overwritten unless that was asked for."""
+def _old_sweep(outputs: Outputs, say: Callable[[str], None]) -> tuple[Sweep | None, Any]:
+    """The sweep that is to be taken up, and the stamp of what may be replaced.
+
+    What another file to write holds already is not overwritten unless that was asked for.
+    """
     old = None
     if outputs.resume is not None:
         if outputs.resume.exists():
@@ -196,9 +200,12 @@ def _old_sweep(outputs: Outputs, say: Callable[[str], None]) -> Sweep | None:
             say(f"{outputs.resume}: is not there yet, the sweep starts anew")
     path = outputs.sweep_file
     taken_up = outputs.resume is not None and path is not None and os.path.realpath(path) == os.path.realpath(outputs.resume)
-    if path is not None and not taken_up and not outputs.overwrite and path.exists() and path.stat().st_size:
+    stamp = stamp_of(path) if path is not None else None
+    if taken_up:
+        return old, old.stamp if old is not None else None
+    if path is not None and stamp is not None and not outputs.overwrite:
         raise RequestError(f"{path}: {_what_is_there(path)}, --overwrite to lose that, or another name for a new sweep")
-    return old
+    return old, stamp
 
 
 def _what_is_there(path: Path) -> str:
@@ -324,7 +331,7 @@ def _keep(report: TuningReport) -> set[Any]:
 def _write(outputs: Outputs, result: SweepResult, console: Console) -> None:
     written = [outputs.sweep_file] if outputs.sweep_file is not None else []
     if outputs.json is not None and outputs.sweep_file is None:  # a pipe, or standard output
-        write_text(outputs.json, document(result.header, result.records))
+        write_text(outputs.json, document(result.header, result.in_file))
     if outputs.csv is not None:
         write_csv(outputs.csv, result.records)
         written.append(outputs.csv)
@@ -354,13 +361,12 @@ def _say_what_is_left(outputs: Outputs, result: SweepResult, console: Console) -
     failed = sum(record.status == "failed" for record in result.records)
     if bad or failed:
         console.print(f"Candidates that are not right: {bad}; jobs that failed: {failed}; see above.", style="bold red", highlight=False)
-    if result.waiting and not result.interrupted:
-        path = outputs.sweep_file
-        text = f"{path}: {result.waiting} other jobs wait; hipgroupgemm sweep --resume {path} runs all that are left"
+    path = outputs.sweep_file
+    if result.waiting and not result.interrupted and path is not None:
+        text = f"{path}: other jobs that wait: {result.waiting}; hipgroupgemm sweep --resume {path} runs all that are left"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     if result.interrupted:
         left = len(result.tasks) - len(result.records)
-        path = outputs.sweep_file
         how = f"; go on with hipgroupgemm sweep --resume {path}" if path is not None else ""
         text = f"Stopped. Jobs kept: {len(result.records)}, left: {left}{how}."
         console.print(text, style="bold", markup=False, highlight=False, soft_wrap=True)

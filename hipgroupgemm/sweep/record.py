@@ -12,7 +12,7 @@ from typing import Any
 
 from hipgroupgemm.benchmark.table import write_text
 
-__all__ = ["DONE", "Record", "Sweep", "SweepFile", "model_of", "place_of", "read_sweep"]
+__all__ = ["DONE", "Record", "Sweep", "SweepFile", "model_of", "place_of", "read_sweep", "stamp_of"]
 
 FORMAT = "hipgroupgemm sweep"
 VERSION = 1
@@ -20,6 +20,7 @@ DONE = ("ok", "refused")
 """The states that are not run again when a sweep is taken up."""
 
 _END = b"\n]}\n"
+_ANY = object()
 
 
 def model_of(identity: Mapping[str, Any]) -> list[Any]:
@@ -105,13 +106,14 @@ class Sweep:
 
     Attributes:
         path: the file. header: request, machine, and how many jobs were wanted. records: the jobs that ended, in that order.
-        warnings: what was wrong with the file and could be left out.
+        warnings: what was wrong with the file and could be left out. stamp: of the file as it was read, see `stamp_of`.
     """
 
     path: Path
     header: dict[str, Any]
     records: list[Record]
     warnings: list[str] = dataclasses.field(default_factory=list)
+    stamp: Any = None
 
     @property
     def done(self) -> int:
@@ -129,6 +131,15 @@ class Sweep:
         return self.done >= self.wanted
 
 
+def stamp_of(path: Path) -> Any:
+    """Something that is another when a file has been written to since; None where there is nothing."""
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return None
+    return [facts.st_ino, facts.st_size, facts.st_mtime_ns] if facts.st_size else None
+
+
 def read_sweep(path: Path) -> Sweep:
     """Reads a sweep's file: a whole JSON document however it is laid out, or, job by job, what a killed process left of one.
 
@@ -138,16 +149,17 @@ def read_sweep(path: Path) -> Sweep:
         OSError: the file can't be read.
         ValueError: it is no sweep's file, of another version, or a job of it can't be read; the text says where. Nothing is left out.
     """
+    stamp = stamp_of(path)
     data = path.read_bytes()
     try:
         document = _parse(data.decode("utf-8-sig"))
     except ValueError as error:
-        return _salvage(path, data.decode("utf-8", errors="replace"), error)
+        return dataclasses.replace(_salvage(path, data.decode("utf-8", errors="replace"), error), stamp=stamp)
     header = _header(path, document)
     jobs = header.pop("jobs", None)
     if not isinstance(jobs, list):
         raise ValueError(f'{path}: is no file that hipgroupgemm sweep --json wrote: it has no list "jobs"')
-    sweep = Sweep(path, header, [])
+    sweep = Sweep(path, header, [], stamp=stamp)
     for number, job in enumerate(jobs):
         try:
             sweep.records.append(Record.from_dict(job))
@@ -238,15 +250,20 @@ class SweepFile:
     A new file replaces an old one whole; after that jobs are added at its end. Between two calls it is a complete JSON document.
     While it is open no other sweep can write to it.
 
+    Args:
+        stamp: of what may be replaced, see `stamp_of`; without one, whatever is there may be.
+
     Raises:
-        RuntimeError: another sweep is writing to the file.
+        RuntimeError: another sweep is writing to the file, or has written to it since that stamp.
     """
 
-    def __init__(self, path: Path, header: Mapping[str, Any], records: Iterable[Record] = ()) -> None:
+    def __init__(self, path: Path, header: Mapping[str, Any], records: Iterable[Record] = (), stamp: Any = _ANY) -> None:
         path = Path(os.path.realpath(path))
         if path.exists():
             with path.open("rb") as old:
                 _lock(old, path)  # no other sweep has it; closing gives it up again
+        if stamp is not _ANY and stamp_of(path) != stamp:
+            raise RuntimeError(f"{path}: has been written to since this sweep began; begin again, with --resume {path}")
         kept = list(records)
         write_text(path, document(header, kept))
         self.path, self._empty = path, not kept
