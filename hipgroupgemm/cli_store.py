@@ -104,6 +104,11 @@ def _open(directory: Path | None) -> TuningStore:
     return opened
 
 
+def _shown(path: Path | None) -> str:
+    """A path for a message: one whose bytes are no text can't be printed as it is."""
+    return click.format_filename(path) if path is not None else ""
+
+
 @click.group()
 def store() -> None:
     """See, move and clean up what tuning has stored. Plans and ragged_dot take their algorithms from it.
@@ -154,10 +159,10 @@ def list_results(directory: Path | None, as_json: bool, **options: Any) -> None:
         click.echo(json.dumps([_as_dict(record, states) for record in records], indent=1))
         return
     if not records:
-        click.echo(f"{opened.directory}: no results{' that fit' if any(options.values()) else ''}")
+        click.echo(f"{_shown(opened.directory)}: no results{' that fit' if any(options.values()) else ''}")
         return
     _print_table(records, states)
-    click.echo(f"{len(records)} results in {opened.directory}")
+    click.echo(f"{len(records)} results in {_shown(opened.directory)}")
 
 
 class _States:
@@ -366,7 +371,7 @@ def prune(
         raise click.ClickException(str(error)) from error
     if removed and dry_run:
         _print_table(removed, states)
-    click.echo(f"{len(removed)} results {'would be removed' if dry_run else 'removed'} from {opened.directory}")
+    click.echo(f"{len(removed)} results {'would be removed' if dry_run else 'removed'} from {_shown(opened.directory)}")
     unknown = [record for record in opened.records() if wanted(record) and states.of(record) == "?"] if other_versions else []
     if unknown:
         click.echo(f"{len(unknown)} are of devices or backends that are not on this machine, and were kept")

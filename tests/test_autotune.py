@@ -232,3 +232,35 @@ def test_refusals():
     plan.close()
     with pytest.raises(RuntimeError, match="closed"):
         plan.autotune()
+
+
+def test_a_store_that_fails_takes_nothing_from_the_tuning(register, monkeypatch, caplog):
+    from hipgroupgemm.tuning import files
+    from hipgroupgemm.tuning.store import TuningStore
+
+    monkeypatch.setattr(files, "_warned", set())
+    register(["good:1"])
+
+    def fails(*_):
+        raise ZeroDivisionError("nobody thought of this")
+
+    monkeypatch.setattr(TuningStore, "add", fails)
+    with hgg.GroupedMatmulPlan(config(), device="cpu") as plan:
+        for _ in range(2):
+            plan.set_algorithm(plan.get_algorithms()[0])
+            report = plan.autotune(backends="double", isolate=False, **FAST)
+            assert report.best.algorithm.name == plan.algorithm.name == "good:1" and plan.backend == "double"
+    (text,) = [entry.getMessage() for entry in caplog.records if "store" in entry.getMessage()]
+    assert "what was tuned is not stored: ZeroDivisionError: nobody thought of this" in text
+
+
+def test_a_backend_tuned_alone_is_the_plans_own_and_no_other_calls(register, rng):
+    register(["good:1"])
+    with hgg.GroupedMatmulPlan(config(), device="cpu") as plan:
+        plan.autotune(backends="double", isolate=False, **FAST)
+        assert plan.backend == "double"
+        check(plan, rng)
+    with hgg.GroupedMatmulPlan(config(), device="cpu") as plan:
+        assert plan.backend == "reference" and "was not compared to reference" in plan.explain()
+    with hgg.GroupedMatmulPlan(config(), "double", "cpu") as plan:
+        assert "from the tuning store" in plan.explain()

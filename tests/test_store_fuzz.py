@@ -320,6 +320,23 @@ def test_a_home_that_nobody_has(monkeypatch, caplog, variable):
         command("ls")
 
 
+def test_the_commands_print_what_is_no_text(monkeypatch, full):
+    """Bytes that are not UTF-8 in the directory's name, and a lone surrogate in a result."""
+    odd = full.directory / os.fsdecode(b"caf\xe9")
+    path = full.path(device_kind(CPU))
+    data = json.loads(path.read_text())
+    first = next(iter(data["configs"]))
+    put_in = put(data, ("configs", first, "results", 0, "rows", 0, "name"), '"\\ud800"')
+    odd.mkdir()
+    (odd / path.name).write_text(put_in)
+    monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", str(odd))
+    shown = CliRunner().invoke(cli, ["store", "ls"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0 and "\\ud800" in shown.output and "5 results in" in shown.output
+    assert CliRunner().invoke(cli, ["store", "path"]).stdout_bytes == os.fsencode(odd) + b"\n"
+    for arguments in (["ls", "--json"], ["export"], ["prune", "--all", "--dry-run"], ["prune", "--all"], ["ls"]):
+        command(*arguments)
+
+
 def test_a_current_directory_that_is_gone(monkeypatch, tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
