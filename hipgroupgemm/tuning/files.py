@@ -112,10 +112,9 @@ class StoreFile:
     def _load(self) -> dict[str, Any] | None:
         """The document on the disk, None where there is none."""
         try:
-            with open(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as opened:  # a pipe would keep us waiting
-                if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                    raise OSError(errno.EINVAL, "Is no regular file", self._name)
-                text = opened.read()
+            if not stat.S_ISREG(os.stat(self._name).st_mode):  # a pipe would keep us waiting
+                raise OSError(errno.EINVAL, "Is no regular file", self._name)
+            text = self.path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         try:
