@@ -215,6 +215,7 @@ class GroupedMatmulPlan:
 
         Raises:
             RuntimeError: no candidate is right, so the plan stays as it is; the text names the reasons, the error's `report` has them all.
+                Any other error that comes once tuning is done, as the plan was closed meanwhile, has the `report` too.
             TypeError, ValueError, NotImplementedError: as `tuning.tune`.
         """
         from hipgroupgemm.tuning.adopt import tune_plan

@@ -11,8 +11,10 @@ from generators import FORWARD, Mode, make_problem
 from tuning_double import TuningDouble
 
 import hipgroupgemm as hgg
+from hipgroupgemm.backends import backend_kinds
 from hipgroupgemm.tuning import close_workers
 from hipgroupgemm.tuning.adopt import NoRightCandidate
+from hipgroupgemm.tuning.store import TuningStore
 
 FAST = {"repetitions": 2, "warmup": 0}
 
@@ -36,7 +38,8 @@ def register():
 
     yield add
     for name in added:
-        hgg.unregister_backend(name)
+        if name in backend_kinds():  # a test may have done so itself
+            hgg.unregister_backend(name)
     hgg.clear_plan_cache()
 
 
@@ -155,6 +158,27 @@ def test_where_nothing_is_right_the_plan_stays_and_says_why(register, rng):
     again = pickle.loads(pickle.dumps(caught.value))
     assert isinstance(again, NoRightCandidate)
     assert again.report == caught.value.report
+
+
+@pytest.mark.parametrize("when", ["closed", "unregistered", "not stored"])
+def test_a_report_is_never_lost(register, monkeypatch, when):
+    """What happens to the plan, its backend or the store while it is tuned comes up once that is done."""
+    plan = hgg.GroupedMatmulPlan(config(), "reference", "cpu")
+    double = register(["good"])
+
+    def meanwhile(event):
+        if when == "closed":
+            plan.close()
+        elif when == "unregistered" and double.name in backend_kinds():
+            hgg.unregister_backend(double.name)
+
+    if when == "not stored":
+        monkeypatch.setattr(TuningStore, "add", lambda *_: (_ for _ in ()).throw(ValueError("there is NaN in the file")))
+    with plan, pytest.raises((RuntimeError, ValueError)) as caught:
+        plan.autotune(backends="double", isolate=False, progress=meanwhile, **FAST)
+    assert [row.verdict for row in caught.value.report.rows] == ["ok"]
+    if when == "not stored":
+        assert plan.backend == "double"  # what was found is taken all the same
 
 
 def test_later_plans_and_ragged_dot_take_what_was_stored(register, rng, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.tuning.lanes import Lane, Patience
-from hipgroupgemm.tuning.timing import Entry, time_entries
+from hipgroupgemm.tuning.timing import Entry, close_entries, time_entries
 from hipgroupgemm.tuning.verify import Outcome
 
 
@@ -215,4 +215,45 @@ def test_patience(monkeypatch):
     assert not patience.shortened("run", 60.0)
     assert not Patience(60.0, None).over()
     assert limits["operands"] >= 600
-    assert limits["judge"] >= 600
+    assert 0 < limits["close"] < 60.0
+    assert 60.0 <= limits["judge"] < 600  # the time limit holds for judging too
+    assert patience.shortened("judge", limits["judge"])
+    assert not patience.shortened("close", limits["close"])  # who takes so long hangs
+    assert Patience(60.0, None).limits()["judge"] >= 600
+
+
+@pytest.mark.parametrize("ms", [0.0, -1.0, math.nan, math.inf])
+def test_times_that_cannot_be_are_none(ms):
+    _, entries, _ = run(["odd", "good"], lambda name, *_: ms if name == "odd" else 0.002, repetitions=4)
+    assert (entries["odd"].verdict, entries["good"].verdict) == ("failed", "")
+    assert f"{ms} ms" in entries["odd"].reason
+    assert entries["odd"].row(1.0, None).median_ms is None
+    assert len(entries["good"].times) == 4
+
+
+def test_who_is_blamed_out_of_turn_is_asked_no_more():
+    """By another one's turn: it had to make room and could not be closed."""
+
+    def says(name, _, count):
+        if (name, count) == ("good", 3):
+            entries["culprit"].blame(Outcome("failed", "close is broken"))
+        return {"culprit": 0.9, "good": 1.0, "near": 1.0}[name]
+
+    lane = FakeLane(says)
+    entries = {n: Entry(MatmulAlgorithm("fake", i, n, 0, True), lane) for i, n in enumerate(("culprit", "good", "near"))}
+    time_entries(list(entries.values()), 1, warmup=0, repetitions=8, seed=0, patience=Patience(60, None), progress=lambda *_: None)
+    assert lane.seen["culprit", 0] <= 4
+    assert {name: entry.verdict for name, entry in entries.items()} == {"culprit": "failed", "good": "", "near": ""}
+
+
+def test_closing_is_a_part_of_being_right():
+    lane = FakeLane(None)
+    fast, slow, far = entries = [Entry(MatmulAlgorithm("fake", i, str(i), 0, True), lane, times=[1.0]) for i in range(3)]
+    far.verdict = "behind"
+    lane.forget = lambda algorithm: fast.blame(Outcome("hung", "while it was closed")) if algorithm is fast.algorithm else None
+    assert not close_entries(entries)
+    assert [entry.verdict for entry in entries] == ["hung", "", ""]  # the one behind is back
+    assert close_entries([slow, far])
+    slow.blame(Outcome("wrong", "first"))
+    slow.blame(Outcome("failed", "second"))
+    assert slow.reason == "first"

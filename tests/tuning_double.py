@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import faulthandler
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +35,7 @@ class _Executable(Executable):
     def __init__(self, backend: TuningDouble, config: GroupedGemmConfig, name: str) -> None:
         self.backend, self.config, self.name, self.marks = backend, config, name, backend.marks
         self.state = backend.states.setdefault(name, {})
-        self.closed = False
+        self.closed, self.calls = False, 0
 
     def in_graph(self) -> bool:
         return self.name in self.backend.captured
@@ -40,12 +43,17 @@ class _Executable(Executable):
     def close(self) -> None:
         assert not self.closed, "closed twice"
         self.closed = True
+        if self.name.startswith("close_raises"):
+            raise ValueError("close is broken")
+        if self.name.startswith("close_hangs"):
+            time.sleep(1e6)
 
     def execute(self, arguments: Arguments) -> None:
         assert not self.closed, "executed after it was closed"
         if self.backend.watch is not None:
             self.backend.watch(self.sizes(arguments))
         self.state["runs"] = self.state.get("runs", 0) + 1
+        self.calls += 1
         _mark(self.marks, f"{os.getpid()} {self.name}")
         action, _, parameter = self.name.partition(":")
         getattr(self, f"run_{action}")(arguments, parameter)
@@ -74,6 +82,13 @@ class _Executable(Executable):
     def run_good(self, arguments: Arguments, parameter: str) -> None:
         """Right, after as many milliseconds as its name says."""
         time.sleep(float(parameter or 0) / 1e3)
+        run_config(arguments.config, arguments)
+
+    run_close_raises = run_close_hangs = run_good
+
+    def run_cold(self, arguments: Arguments, parameter: str) -> None:
+        """Right, and slow in the first call of what was prepared."""
+        time.sleep((float(parameter) if self.calls == 1 else 1.0) / 1e3)
         run_config(arguments.config, arguments)
 
     # ---- what is wrong -------------------------------------------------------------------------------------------------------
@@ -209,6 +224,31 @@ class _Executable(Executable):
 
         HostBench.synchronize = synchronize  # type: ignore[method-assign]
 
+    def run_aborts_later(self, arguments: Arguments, milliseconds: str) -> None:
+        """Right, and ends its process behind its own back."""
+        run_config(arguments.config, arguments)
+        threading.Timer(float(milliseconds) / 1e3, os.abort).start()
+
+    def run_limits_memory(self, arguments: Arguments, _: str) -> None:
+        """Raises, in a process that has no memory left for anybody."""
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+        raise RuntimeError("out of memory")
+
+    def run_takes_the_memory(self, arguments: Arguments, _: str) -> None:
+        """Right, but the device has no room for operands from then on."""
+        run_config(arguments.config, arguments)
+        HostBench.free_bytes = lambda bench: 0  # type: ignore[method-assign]
+
+    def run_says_nothing(self, arguments: Arguments, _: str) -> None:
+        """Raises what cannot be told."""
+        raise _Unspeakable
+
+    def run_forks(self, arguments: Arguments, _: str) -> None:
+        """Right, and there are two of it afterwards."""
+        faulthandler.cancel_dump_traceback_later()
+        run_config(arguments.config, arguments)
+        os.fork()
+
     def run_prints(self, arguments: Arguments, _: str) -> None:
         """Right, and noisy on both streams: none of it may get among the replies."""
         print("a" * 3000, flush=True)
@@ -233,6 +273,11 @@ class _Executable(Executable):
     def run_holds_the_lock(self, arguments: Arguments, _: str) -> None:
         """Hangs in C with the interpreter's lock held: no thread of this process runs any more."""
         ctypes.PyDLL(None).sleep(1_000_000)
+
+
+class _Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("there are no words for it")
 
 
 class TuningDouble:
@@ -289,6 +334,23 @@ class Unpicklable(TuningDouble):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.holds = lambda: None
+
+
+class Unaskable(TuningDouble):
+    """One that raises when it is asked; its name says which question."""
+
+    def can_handle(self, config: GroupedGemmConfig, device: Device) -> str | None:
+        if self.name == "can_handle":
+            raise OSError("the library is not there")
+        return super().can_handle(config, device)
+
+    def algorithms(self, config: GroupedGemmConfig, device: Device, limits: AlgorithmLimits) -> list[MatmulAlgorithm]:
+        if self.name == "algorithms":
+            raise OSError("the library is not there")
+        return super().algorithms(config, device, limits)
+
+    def compile_ahead(self, *_: Any) -> None:
+        raise OSError("the compiler is not there")
 
 
 class UnloadableDouble(TuningDouble):

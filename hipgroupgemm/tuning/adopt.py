@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from hipgroupgemm.tuning.engine import tune
@@ -28,7 +29,7 @@ class NoRightCandidate(RuntimeError):
 
 
 def _store(report: TuningReport) -> None:
-    """Stores a report. Whatever comes in the way costs one warning: hours of tuning are in it."""
+    """Stores a report. An error, whatever it is, costs one warning: the plan and its user get what was found all the same."""
     try:
         from hipgroupgemm.tuning.store import default_store
 
@@ -41,14 +42,28 @@ def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **setti
     """Tunes a plan's config, stores the report, and makes the plan run the best; see `GroupedMatmulPlan.autotune`.
 
     What is wrong is stored as well: a result of an earlier tuning that is found wrong now is struck from the store.
+
+    An error that comes once tuning is done has the report, which may have taken hours, as its attribute `report`. A report that cannot be
+    stored is acted upon nonetheless.
     """
     report = tune(plan.config, plan.device, group_sizes, **settings)
-    if store:
-        _store(report)
+    try:
+        try:
+            if store:
+                _store(report)
+        finally:
+            _adopt(plan, report)
+    except BaseException as error:
+        with contextlib.suppress(AttributeError):  # an error with slots
+            error.report = report  # type: ignore[attr-defined]
+        raise
+    return report
+
+
+def _adopt(plan: GroupedMatmulPlan, report: TuningReport) -> None:
     best = report.best
     if best is None:
         told = [f"{row.algorithm.backend} {row.algorithm.name!r} {row.verdict}: {row.reason.splitlines()[0]}" for row in report.rows]
         more = f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
         raise NoRightCandidate(f"no candidate is right on {plan.device}: {'; '.join(told[:_SHOWN])}{more}; see the error's report", report)
     plan._take(best.algorithm)
-    return report

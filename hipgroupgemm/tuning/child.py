@@ -15,34 +15,51 @@ import threading
 import time
 from typing import Any
 
+from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.tuning.worker import HEADER
 from hipgroupgemm.views import Device
 
 __all__ = ["Child", "ChildDied", "ChildHung", "acquire", "close_workers", "release"]
 
-_START = "import sys; sys.path[:] = {path!r}; from hipgroupgemm.tuning.worker import main; main()"
+_START = """
+import os, pickle, sys
+def take(count):
+    data = b""
+    while len(data) < count:
+        part = os.read(0, count - len(data))
+        if not part:
+            sys.exit(1)
+        data += part
+    return data
+sys.path[:] = pickle.loads(take(int.from_bytes(take(8), "little")))
+from hipgroupgemm.tuning.worker import main
+main()
+"""  # the import path comes through the pipe: an argument is 128 KiB at the most
 _OWN = re.compile(r"^Extension modules: |^  File (\"<string>\"|\".*/hipgroupgemm/tuning/)|^  <")
 _POLL_SECONDS = 0.25
 _TAIL = 1 << 14
-_WATCH = ("HIP", "CUDA", "ROCR", "HSA", "AMD", "TRITON", "LD_", "NVIDIA", "GPU_", "OMP_", "OPENBLAS_", "MKL_")
-"""Beginnings of environment variables that a worker started under others must not be used with."""
 _STORE = "HIPGROUPGEMM_TUNING_STORE"  # workers have nothing to do with it
 
 
 class ChildDied(Exception):
-    """The worker ended in the step of that name; `how` says with what exit code or signal, `tail` what it wrote last."""
+    """The worker ended in the step of that name; `how` says with what exit code or signal, `tail` what it wrote last.
+
+    `closing` is the candidate that was closed just then, be it the one that was asked for or another that made room; else None.
+    """
 
     def __init__(self, how: str, tail: str = "") -> None:
         super().__init__(f"{how}\n{tail}".strip())
         self.how, self.tail, self.step = how, tail, "start"
+        self.closing: MatmulAlgorithm | None = None
 
 
 class ChildHung(Exception):
-    """The step of that name took longer than the seconds it was given; `tail` is what the worker wrote last."""
+    """The step of that name took longer than the seconds it was given; `tail` and `closing` as `ChildDied` has them."""
 
     def __init__(self, step: str, seconds: float, tail: str) -> None:
         super().__init__(f"{step}: not done after {seconds:.3g} s")
         self.step, self.seconds, self.tail = step, seconds, tail
+        self.closing: MatmulAlgorithm | None = None
 
 
 class _Tail(threading.Thread):
@@ -72,6 +89,45 @@ class _Tail(threading.Thread):
         self._kept = b""
 
 
+class _Process(subprocess.Popen[bytes]):
+    """A process that ends with its object.
+
+    Popen keeps the object of one that still runs, and so its pipes open: a worker whose object an interrupt drops would never end.
+    """
+
+    def __init__(self, command: list[str]) -> None:
+        self.parent = os.getpid()
+        pipe = subprocess.PIPE
+        super().__init__(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
+
+    def end(self, seconds: float) -> None:
+        """Kills it and all that it has started. It is the parent's own: a forked process leaves it alone."""
+        if os.getpid() != self.parent:
+            return
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            with contextlib.suppress(OSError):
+                self.kill()  # it has no group of its own yet
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(seconds)
+
+    def close_pipes(self) -> None:
+        """Its input's end ends it too, where a signal could not."""
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def __del__(self) -> None:
+        if self._child_created and self.returncode is None:  # type: ignore[attr-defined]
+            self.end(1.0)
+            self.close_pipes()
+            if os.getpid() != self.parent:
+                self.returncode = 0
+        super().__del__()
+
+
 class Child:
     """One worker process, in a session (and process group) of its own. Not for several threads at once.
 
@@ -82,24 +138,27 @@ class Child:
     def __init__(self) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
             raise OSError(f"sys.executable={sys.executable!r} is no Python interpreter that could be started again")
-        path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START.format(path=path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
-        if self._process.stdin is None or self._process.stdout is None:
-            raise OSError("the worker has no pipes")
-        self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._replies, False)
-        self._poll = select.poll()
-        self._poll.register(self._replies, select.POLLIN | select.POLLHUP)
-        self._buffer = b""
-        self._tail = _Tail(self._process.stderr)
         self.environment = _environment()
+        self._unsent = _frame(self.environment[0])
+        self._number = 0
+        self._buffer = b""
+        self._last_words: str | None = None
+        self._process = _Process([sys.executable, "-c", _START])
+        try:
+            if self._process.stdin is None or self._process.stdout is None:
+                raise OSError("the worker has no pipes")
+            self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
+            os.set_blocking(self._requests, False)
+            os.set_blocking(self._replies, False)
+            self._poll = select.poll()
+            self._poll.register(self._replies, select.POLLIN | select.POLLHUP)
+            self._room = select.poll()
+            self._room.register(self._requests, select.POLLOUT | select.POLLHUP)
+            self._tail = _Tail(self._process.stderr)
+        except BaseException:
+            self._process.end(1.0)
+            self._process.close_pipes()
+            raise
 
     @property
     def pid(self) -> int:
@@ -118,31 +177,46 @@ class Child:
             limits: how many seconds a step of a name may take, from when the worker tells that it begins; "start" comes first.
 
         Raises:
-            ChildDied, ChildHung: it ended, or a step took too long. It is killed.
+            ChildDied, ChildHung: it ended, or a step took too long. It is killed, as it is when this is interrupted.
         """
-        self._tail.forget()
-        step = "start"
         try:
-            self._send((limits, request))
+            return self._ask(request, limits)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _ask(self, request: tuple[Any, ...], limits: dict[str, float]) -> tuple[Any, ...]:
+        self._number += 1
+        self._tail.forget()
+        step, closing = "start", None
+        self._unsent += _frame((self._number, limits, request))
+        try:
+            self._send(step, limits[step])
+            while True:
+                reply = self._receive(time.monotonic() + limits[step])
+                if reply is None:
+                    raise ChildHung(step, limits[step], self.kill())
+                if reply[:2] != (self._number, self._process.pid):  # a copy of the worker, say: nothing that it says can be relied on
+                    raise ChildDied("what the worker process sent answers another request", self.kill())
+                if reply[2] != "at":
+                    return reply[2:]
+                step, closing = reply[3:]
+        except (ChildDied, ChildHung) as error:
+            error.step, error.closing = step, closing
+            raise
+
+    def _send(self, step: str, seconds: float) -> None:
+        """Writes what is unsent. A worker that never gets to read it is one that hangs."""
+        view, until = memoryview(self._unsent), time.monotonic() + seconds
+        try:
+            while view:
+                if self._room.poll(1000 * _POLL_SECONDS):
+                    view = view[os.write(self._requests, view) :]
+                elif time.monotonic() > until:
+                    raise ChildHung(step, seconds, self.kill())
         except OSError:  # it has ended
             raise self._died() from None
-        while True:
-            try:
-                reply = self._receive(time.monotonic() + limits[step])
-            except ChildDied as error:
-                error.step = step
-                raise
-            if reply is None:
-                raise ChildHung(step, limits[step], self.kill())
-            if reply[0] != "at":
-                return reply
-            step = reply[1]
-
-    def _send(self, value: Any) -> None:
-        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-        view = memoryview(HEADER.pack(len(data)) + data)
-        while view:
-            view = view[os.write(self._requests, view) :]
+        self._unsent = b""
 
     def _receive(self, until: float) -> tuple[Any, ...] | None:
         """The next reply; None when it is not there in time."""
@@ -152,7 +226,10 @@ class Child:
                 if len(self._buffer) >= HEADER.size + length:
                     data = self._buffer[HEADER.size : HEADER.size + length]
                     self._buffer = self._buffer[HEADER.size + length :]
-                    reply: tuple[Any, ...] = pickle.loads(data)
+                    try:
+                        reply: tuple[Any, ...] = pickle.loads(data)
+                    except Exception as error:
+                        raise ChildDied(f"what the worker process sent cannot be read: {type(error).__name__}", self.kill()) from error
                     return reply
             left = until - time.monotonic()
             if left <= 0:
@@ -180,24 +257,22 @@ class Child:
 
     def kill(self) -> str:
         """Kills the worker and all that it has started, and returns what it wrote last. Doing so twice is fine."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)
-        tail = self._tail.text()
-        self._close_pipes()
-        return tail
-
-    def _close_pipes(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        if self._last_words is None:
+            self._process.end(10.0)
+            tail = self._tail.text()
+            self._process.close_pipes()
+            self._last_words = tail
+        return self._last_words
 
     def abandon(self) -> None:
         """Lets go of it in a process that was forked: it is the parent's."""
-        self._close_pipes()
+        self._process.close_pipes()
         self._process.returncode = 0  # or Popen complains that its child still runs
+
+
+def _frame(value: Any) -> bytes:
+    data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(len(data)) + data
 
 
 def _how(code: int) -> str:
@@ -217,30 +292,44 @@ _lock = threading.Lock()
 
 
 def _environment() -> tuple[list[str], list[tuple[str, str]]]:
-    """What a worker was started under: another import path or other devices need another worker."""
-    watched = [(name, value) for name, value in os.environ.items() if name.startswith(_WATCH) and name != _STORE]
-    return list(sys.path), sorted(watched)
+    """What a worker is started under, its import path and variables: with another one it would run something else."""
+    path = []
+    for entry in sys.path:
+        if isinstance(entry, str):
+            with contextlib.suppress(OSError):  # a working directory that was deleted holds no module
+                path.append(entry or os.getcwd())
+    return path, sorted((name, value) for name, value in os.environ.items() if name != _STORE)
 
 
-def acquire(device: Device) -> tuple[Child, bool]:
+def acquire(device: Device, *, fresh: bool = False) -> tuple[Child, bool]:
     """A worker for a device, and whether it has just been started: an idle one where there is one. It is the caller's until `release`.
 
     Starting takes about a second, and the first use of a GPU as long again, so that a sweep of many problems should find its worker again.
     """
     now = _environment()
-    while True:
-        with _lock:
-            waiting = _idle.get(device)
-            child = waiting.pop() if waiting else None
-        if child is None:
-            return Child(), True
-        if child.alive() and child.environment == now:
-            return child, False
-        child.kill()
+    while not fresh:
+        child = None
+        try:
+            with _lock:
+                waiting = _idle.get(device)
+                child = waiting.pop() if waiting else None
+            if child is None:
+                break
+            if child.environment == now and child.alive():
+                return child, False
+            child.kill()
+        except BaseException:
+            if child is not None:
+                child.kill()
+            raise
+    return Child(), True
 
 
 def release(device: Device, child: Child) -> None:
-    """Gives a healthy worker back. It waits for the next `acquire`, and ends by itself when none comes for half a minute."""
+    """Gives a healthy worker back. It waits for the next `acquire`, and ends by itself when none comes for half a minute.
+
+    It has run built-in backends only: others' code may be another by the next time.
+    """
     with _lock:
         _idle.setdefault(device, []).append(child)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import itertools
@@ -20,10 +21,10 @@ from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.tuning.identity import identity
 from hipgroupgemm.tuning.lanes import ChildLane, Lane, LocalLane, Patience, WorkerUnavailable, pickled
 from hipgroupgemm.tuning.report import TuningReport, TuningRow
-from hipgroupgemm.tuning.session import NO_MEMORY, SessionError, Task
+from hipgroupgemm.tuning.session import NO_MEMORY, SessionError, Task, error_text
 from hipgroupgemm.tuning.sizes import origin_of, size_class_of, size_samples
-from hipgroupgemm.tuning.timing import Entry, time_entries
-from hipgroupgemm.tuning.verify import SizeSet, size_sets
+from hipgroupgemm.tuning.timing import Entry, close_entries, time_entries
+from hipgroupgemm.tuning.verify import Outcome, SizeSet, size_sets
 from hipgroupgemm.views import Device
 
 __all__ = ["TuningProgress", "tune"]
@@ -32,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 _HEURISTIC = 8
 _WAVE = 8
+_MOST_SECONDS = 1_000_000
+_MOST_SEED = 2**62
 _CHECKING_SHARE = 0.6  # of a time limit: what is not checked by then is not timed
 _COMPILING_SHARE = 0.4
 _SAFE = ("reference",)
@@ -97,7 +100,8 @@ def tune(
         progress: called with a `TuningProgress` now and then, in the calling thread.
         isolate: whether candidates run in a child process, where they can crash and hang without harm: None for all but those of the
             reference, as far as their backends can be pickled; a backend that can't then runs in this process, and a note says so.
-        step_timeout: seconds that one run of a candidate may take in the child process; its preparation may take ten times that.
+        step_timeout: seconds, 1e6 at most, that one run of a candidate, or closing it, may take in the child process; its preparation may
+            take ten times that.
         ceilings: whether to measure the device's ceilings, for the floor; takes about a second once a process.
         origin: the name of the synthetic distribution that `group_sizes` were drawn from, such as "zipf", which keeps them apart from
             real routing in the tuning store; None where they are real.
@@ -111,43 +115,41 @@ def tune(
         RuntimeError: no workbench or no memory for operands on the device; with isolate=True, no child process.
     """
     where = Device.of(device)
-    _validate(config, max_algorithms, warmup, repetitions, time_limit, step_timeout)
+    _validate(config, max_algorithms, warmup, repetitions, time_limit, step_timeout, seed)
     origin = origin_of(group_sizes, origin)
     samples = size_samples(group_sizes, config)
     clock, started = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
     patience = Patience(step_timeout, time_limit)
-    found = _candidates(config, where, backends, algorithms, max_algorithms, max_workspace_size, deterministic)
+    notes: list[str] = []
+    who = identity(where)
+    found = _candidates(config, where, backends, algorithms, max_algorithms, max_workspace_size, deterministic, notes)
     sets = size_sets(config, samples)
     task = Task(config, where, sets, len(samples), seed, ceilings)
     load = load_average() if where.kind == "cpu" else None  # a GPU's times hardly depend on it
-    notes: list[str] = []
     lanes: list[Lane] = []
     told = _Told(progress)
-    done = False
-    try:
-        _compile(found, config, where, time_limit)
+    with contextlib.ExitStack() as opened:
+        opened.push(lambda *error: _close(lanes, notes, abruptly=error[0] is not None))
+        _compile(found, config, where, time_limit, notes)
         entries = _enter(found, task, patience, isolate, lanes, notes)
         _check_entries(entries, sets, patience, time_limit, told)
         right = [entry for entry in entries if not entry.verdict]
         told.phase("time", 0)
-        time_entries(
-            right,
-            len(samples),
-            warmup=warmup,
-            repetitions=repetitions,
-            seed=seed,
-            patience=patience,
-            progress=lambda number, rounds, entry: told.timed(entry, len(right) * rounds),
-        )
-        done = True
-    finally:
-        for lane in lanes:
-            lane.close(abruptly=not done)
-            notes += lane.notes
-    measured = next((lane.ceilings for lane in lanes if lane.ceilings is not None), None)
+        while True:
+            time_entries(
+                right,
+                len(samples),
+                warmup=warmup,
+                repetitions=repetitions,
+                seed=seed,
+                patience=patience,
+                progress=lambda number, rounds, entry: told.timed(entry, len(right) * rounds),
+            )
+            if close_entries(right):
+                break
+        measured = next((lane.ceilings for lane in lanes if lane.ceilings is not None), None)
     floor, flops = _floor(config, sets[: len(samples)], measured)
     rows = sorted((entry.row(flops, floor) for entry in entries), key=_order)
-    who = identity(where)
     return TuningReport(
         config=config.key(),
         device=str(where),
@@ -167,11 +169,28 @@ def tune(
     )
 
 
-def _validate(config: Any, max_algorithms: Any, warmup: Any, repetitions: Any, time_limit: Any, step_timeout: Any) -> None:
+def _close(lanes: list[Lane], notes: list[str], *, abruptly: bool) -> None:
+    """Closes all lanes, whatever comes between: an interrupt is no reason to leave a worker behind."""
+    while lanes:
+        lane = lanes[-1]
+        try:
+            lane.close(abruptly=abruptly)
+        except BaseException:
+            abruptly = True
+            raise
+        finally:
+            notes += lane.notes
+            lanes.pop()
+            if abruptly:
+                _close(lanes, notes, abruptly=True)
+
+
+def _validate(config: Any, max_algorithms: Any, warmup: Any, repetitions: Any, time_limit: Any, step_timeout: Any, seed: Any) -> None:
     if not isinstance(config, GroupedGemmConfig):
         raise TypeError(f"config: got {type(config).__name__}, wanted a GroupedGemmConfig")
-    for name, value, least in (("max_algorithms", max_algorithms, 1), ("warmup", warmup, 0), ("repetitions", repetitions, 1)):
-        if value is None and name != "warmup":
+    counts = (("max_algorithms", max_algorithms, 1), ("warmup", warmup, 0), ("repetitions", repetitions, 1), ("seed", seed, 0))
+    for name, value, least in counts:
+        if value is None and name in ("max_algorithms", "repetitions"):
             continue
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise TypeError(f"{name}={value!r}: wanted an int")
@@ -184,6 +203,10 @@ def _validate(config: Any, max_algorithms: Any, warmup: Any, repetitions: Any, t
             raise TypeError(f"{name}={value!r}: wanted seconds")
         if not value > 0:
             raise ValueError(f"{name}={value}: wanted more than 0 seconds")
+    if step_timeout > _MOST_SECONDS:
+        raise ValueError(f"step_timeout={step_timeout}: wanted at most {_MOST_SECONDS} seconds")
+    if seed > _MOST_SEED:
+        raise ValueError(f"seed={seed}: wanted at most {_MOST_SEED}")
 
 
 # ---- candidates ----------------------------------------------------------------------------------------------------------------
@@ -197,8 +220,12 @@ def _candidates(
     max_algorithms: int | None,
     max_workspace_size: int | None,
     deterministic: bool,
+    notes: list[str],
 ) -> list[tuple[Backend, MatmulAlgorithm]]:
-    """All candidates, each backend's best guess first, then each one's second, and so on."""
+    """All candidates, each backend's best guess first, then each one's second, and so on.
+
+    A backend that was not named and raises when it is asked is left out, and a note says so.
+    """
     named = [algorithms] if isinstance(algorithms, str) and algorithms not in ("all", "heuristic") else algorithms
     count = max_algorithms
     if algorithms == "heuristic" and count is None:
@@ -208,8 +235,14 @@ def _candidates(
     if by_names or deterministic:  # the count is of those that are left
         limits = dataclasses.replace(limits, max_algorithm_count=sys.maxsize)
     lists = []
-    for backend in _backends(config, device, backends):
-        listed = backend.algorithms(config.key(), device, limits)
+    for backend in _backends(config, device, backends, notes):
+        try:
+            listed = backend.algorithms(config.key(), device, limits)
+        except Exception as error:
+            if backends is not None:
+                raise
+            _left_out(notes, backend.name, "algorithms", error)
+            continue
         wanted = [a for a in listed if (not by_names or a.name in named) and (a.deterministic or not deterministic)]
         listed = wanted[:count]
         lists.append([(backend, algorithm) for algorithm in listed])
@@ -222,11 +255,19 @@ def _candidates(
             )
     if not found:
         within = f" within {max_workspace_size} bytes of workspace" if max_workspace_size is not None else ""
-        raise NotImplementedError(f"there is no{' deterministic' if deterministic else ''} algorithm{within} for this config on {device}")
+        more = "".join(f"; {note}" for note in notes)
+        kind = " deterministic" if deterministic else ""
+        raise NotImplementedError(f"there is no{kind} algorithm{within} for this config on {device}{more}")
     return found
 
 
-def _backends(config: GroupedGemmConfig, device: Device, names: Sequence[str] | str | None) -> list[Backend]:
+def _left_out(notes: list[str], name: str, asked: str, error: Exception) -> str:
+    notes.append(f"{name} was left out, since its {asked}() raised {error_text(error)}")
+    _log.warning("%s", notes[-1])
+    return notes[-1]
+
+
+def _backends(config: GroupedGemmConfig, device: Device, names: Sequence[str] | str | None, notes: list[str]) -> list[Backend]:
     if isinstance(names, str):
         names = [names]
     if names is not None and not names:
@@ -236,8 +277,14 @@ def _backends(config: GroupedGemmConfig, device: Device, names: Sequence[str] | 
         if names is None and device.kind not in kinds[name]:
             refusals.append(f"{name}: serves {' and '.join(kinds[name])}")
             continue
-        backend = get_backend(name)
-        reason = backend.can_handle(config, device)
+        try:
+            backend = get_backend(name)
+            reason = backend.can_handle(config, device)
+        except Exception as error:
+            if names is not None:
+                raise
+            refusals.append(_left_out(notes, name, "can_handle", error))
+            continue
         if reason is None:
             usable.append(backend)
         elif names is None:
@@ -249,15 +296,25 @@ def _backends(config: GroupedGemmConfig, device: Device, names: Sequence[str] | 
     return usable
 
 
-def _compile(found: Sequence[tuple[Backend, MatmulAlgorithm]], config: GroupedGemmConfig, device: Device, time_limit: float | None) -> None:
-    """Lets backends that can compile for all their candidates at once."""
+def _compile(
+    found: Sequence[tuple[Backend, MatmulAlgorithm]],
+    config: GroupedGemmConfig,
+    device: Device,
+    time_limit: float | None,
+    notes: list[str],
+) -> None:
+    """Lets backends that can compile for all their candidates at once. What raises there raises again when a candidate is prepared."""
     by_backend: dict[str, tuple[Backend, list[MatmulAlgorithm]]] = {}
     for backend, algorithm in found:
         by_backend.setdefault(backend.name, (backend, []))[1].append(algorithm)
     for backend, algorithms in by_backend.values():
         ahead = getattr(backend, "compile_ahead", None)
         if ahead is not None:
-            ahead(config.key(), device, algorithms, None if time_limit is None else _COMPILING_SHARE * time_limit)
+            try:
+                ahead(config.key(), device, algorithms, None if time_limit is None else _COMPILING_SHARE * time_limit)
+            except Exception as error:
+                notes.append(f"{backend.name}: compiling ahead raised {error_text(error)}")
+                _log.warning("%s", notes[-1])
 
 
 def _enter(
@@ -273,12 +330,14 @@ def _enter(
     wanted = isolate if isolate is not None else any(name not in _SAFE for name in backends)
     local: dict[str, Backend] = dict(backends)
     worker: ChildLane | None = None
+    told_of: list[str] = []
     if wanted:
         sent, refused = pickled({name: backend for name, backend in backends.items() if not _built_in(backend)})
         try:
             if len(refused) < len(backends):
                 worker = ChildLane(task, sent, patience)
-                lanes.append(worker)
+                lanes.append(worker)  # before there is a process
+                worker.open()
                 refused = {**refused, **worker.refused}
                 local = {name: backends[name] for name in refused}
         except (WorkerUnavailable, SessionError) as error:  # a GPU that serves one process only, say
@@ -286,19 +345,20 @@ def _enter(
                 raise
             if isolate:
                 raise RuntimeError(f"isolate=True: {error}") from error
-            notes.append(f"candidates ran in this process, where they can take it down: {error}")
+            told_of.append(f"candidates ran in this process, where they can take it down: {error}")
             refused = {}
         if refused and isolate:
             told = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
             raise RuntimeError(
                 f"isolate=True: backends that cannot be pickled: {told}; define their class in a module that can be imported"
             )
-        notes += [
+        told_of += [
             f"{name} ran in this process, where it can take it down, since it cannot be pickled ({reason})"
             for name, reason in refused.items()
         ]
-        for note in notes:
+        for note in told_of:
             _log.warning("%s", note)
+        notes += told_of
     here = LocalLane(task, local) if local else None
     if here is not None:
         lanes.append(here)
@@ -307,7 +367,21 @@ def _enter(
         lane = here if backend.name in local else worker
         if lane is not None:
             entries.append(Entry(algorithm, lane))
+    for each in lanes:
+        each.blame = _blaming(entries)
     return entries
+
+
+def _blaming(entries: Sequence[Entry]) -> Callable[[MatmulAlgorithm, Outcome], None]:
+    """Finds the entry of an algorithm that comes from a worker."""
+    known = {(entry.algorithm.backend, entry.algorithm.index, entry.algorithm.name): entry for entry in entries}
+
+    def blame(algorithm: MatmulAlgorithm, outcome: Outcome) -> None:
+        entry = known.get((algorithm.backend, algorithm.index, algorithm.name))
+        if entry is not None:
+            entry.blame(outcome)
+
+    return blame
 
 
 def _built_in(backend: Backend) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import pickle
 import time
+from collections.abc import Callable
 from typing import Any
 
 from hipgroupgemm.backends.base import Backend, MatmulAlgorithm
@@ -16,8 +19,16 @@ __all__ = ["ChildLane", "Lane", "LocalLane", "Patience", "WorkerUnavailable", "p
 
 _RESTARTS = 16
 _START_SECONDS = 120.0
+_OURS_SECONDS = 600.0  # making operands and judging take at least so many seconds to hang
+_LINGER_SECONDS = 0.3
+_SUSPECTS = 3
+_STRIKES = 2
 _SLOW = 10.0  # preparing (compiling), operands and judging may take so many times longer than a run
 _LEAST_RUN, _LEAST_SLOW = 5.0, 60.0  # seconds that a step gets although the time limit is near
+
+
+_Request = tuple[Any, ...]
+_LOST = (child.ChildDied, child.ChildHung, SessionError)
 
 
 class WorkerUnavailable(RuntimeError):
@@ -49,18 +60,25 @@ class Patience:
     def limits(self) -> dict[str, float]:
         """Seconds that a step of each name may take from now on."""
         left = self.left() if self.found else self._whole  # while the limit waits, one candidate may take all of it
-        run, slow = self._step, _SLOW * self._step
+        run, slow = max(left, _LEAST_RUN), max(left, _LEAST_SLOW)
         return {
             "start": _START_SECONDS,
-            "operands": max(slow, 600.0),
-            "prepare": min(slow, max(left, _LEAST_SLOW)),
-            "run": min(run, max(left, _LEAST_RUN)),
-            "judge": max(slow, 600.0),
+            "operands": self._full("operands"),
+            "prepare": min(self._full("prepare"), slow),
+            "run": min(self._full("run"), run),
+            "judge": min(self._full("judge"), slow),
+            "close": min(self._full("close"), run),
         }
+
+    def _full(self, step: str) -> float:
+        """Seconds that a step may take without a time limit."""
+        if step in ("run", "close"):
+            return self._step
+        return _SLOW * self._step if step == "prepare" else max(_SLOW * self._step, _OURS_SECONDS)
 
     def shortened(self, step: str, seconds: float) -> bool:
         """Whether the time limit, and not the candidate's own allowance, ended a step that was given `seconds`."""
-        return seconds < (self._step if step == "run" else _SLOW * self._step)
+        return step in ("prepare", "run", "judge") and seconds < self._full(step)
 
 
 class Lane:
@@ -72,6 +90,8 @@ class Lane:
 
     ceilings: dict[str, Any] | None
     notes: list[str]
+    blame: Callable[[MatmulAlgorithm, Outcome], object] = staticmethod(lambda algorithm, outcome: None)
+    """Is told what a candidate does wrong out of its turn: while it is closed, or behind its own back."""
 
     def check(self, algorithm: MatmulAlgorithm, index: int) -> Outcome:
         """Checks a candidate on a size set."""
@@ -82,7 +102,7 @@ class Lane:
         raise NotImplementedError
 
     def forget(self, algorithm: MatmulAlgorithm) -> None:
-        """Frees what is kept of a candidate."""
+        """Frees what is kept of a candidate; what it does wrong then goes to `blame`."""
         raise NotImplementedError
 
     def close(self, *, abruptly: bool = False) -> None:
@@ -106,28 +126,36 @@ class LocalLane(Lane):
         self.ceilings = self._session.ceilings
         self._broken = ""
 
-    def _step(self, outcome: Outcome) -> Outcome:
+    def _step(self, step: Callable[[], Outcome]) -> Outcome:
+        if self._broken:
+            return Outcome("untimed", f"the device was not usable any more: {self._broken}")
+        try:
+            outcome = step()
+        except SessionError as error:  # whoever has taken the memory: in this process there is no telling
+            return Outcome("untimed", str(error))
+        self._tell()
         if outcome.verdict == "failed":
             self._broken = self._session.healthy()
             if self._broken:
                 self.notes.append(f"the device cannot be used in this process any more: {self._broken}")
         return outcome
 
+    def _tell(self) -> None:
+        for algorithm, reason in self._session.take_faults():
+            self.blame(algorithm, Outcome("failed", reason))
+
     def check(self, algorithm: MatmulAlgorithm, index: int) -> Outcome:
         """See `Lane.check`."""
-        if self._broken:
-            return Outcome("untimed", f"the device was not usable any more: {self._broken}")
-        return self._step(self._session.check(algorithm, index))
+        return self._step(lambda: self._session.check(algorithm, index))
 
     def time(self, algorithm: MatmulAlgorithm, sample: int, turn: int, judged: bool) -> Outcome:
         """See `Lane.time`."""
-        if self._broken:
-            return Outcome("untimed", f"the device was not usable any more: {self._broken}")
-        return self._step(self._session.time(algorithm, sample, turn, judged=judged))
+        return self._step(lambda: self._session.time(algorithm, sample, turn, judged=judged))
 
     def forget(self, algorithm: MatmulAlgorithm) -> None:
         """See `Lane.forget`."""
         self._session.forget(algorithm)
+        self._tell()
 
     def close(self, *, abruptly: bool = False) -> None:
         """See `Lane.close`."""
@@ -136,52 +164,64 @@ class LocalLane(Lane):
 
 
 class ChildLane(Lane):
-    """In a worker process.
+    """In a worker process, which is there from `open` to `close`.
+
+    What ends a worker is held against the candidate that ran just then only if it ends one in which it runs alone as well: another may
+    have left a timer, a thread or spoilt memory behind.
 
     Args:
         task: what for. backends: pickled backends by name, those that are not found by their names. patience: how long steps may take.
-
-    Raises:
-        WorkerUnavailable: no worker starts or opens the session. SessionError: the session cannot be (no memory, say).
     """
 
     def __init__(self, task: Task, backends: dict[str, bytes], patience: Patience) -> None:
         self.notes = []
         self._task, self._pickled, self._patience = task, backends, patience
         self._child: child.Child | None = None
-        self._restarts = 0
+        self._losses = 0
         self._given_up = ""
+        self._ran: dict[tuple[str, int, str], list[_Request]] = {}
+        """What candidates have done in this worker, who ran last in the end."""
+        self._fresh = False
+        self._strikes: collections.Counter[tuple[str, int, str]] = collections.Counter()
         self.refused: dict[str, str] = {}
         """Backends that the worker cannot take over, by name, and why."""
         self.ceilings = None
-        self._open()
 
     # ---- the worker --------------------------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        """A worker with the session open."""
-        for attempt in (0, 1):
-            try:
-                found, fresh = child.acquire(self._task.device)
-            except OSError as error:
-                raise WorkerUnavailable(f"the worker process cannot be started: {error}") from error
-            self._child = found
-            try:
-                self.refused = self._ask(("backends", self._pickled))
-                self.ceilings = self._ask(("open", self._task))
-                return
-            except (child.ChildDied, child.ChildHung) as error:
-                self._drop()
-                if attempt or fresh:  # an idle one may have ended just then
-                    raise WorkerUnavailable(f"the worker process did not get ready: {error}") from error
+    def open(self, *, fresh: bool = False) -> None:
+        """A worker with the session open; a fresh one, or one that may have served other sessions.
 
-    def _ask(self, request: tuple[Any, ...]) -> Any:
+        Raises:
+            WorkerUnavailable: no worker starts or opens the session. SessionError: the session cannot be (no memory, say).
+        """
+        try:
+            for attempt in (0, 1):
+                self._drop()
+                try:
+                    self._child, self._fresh = child.acquire(self._task.device, fresh=fresh or bool(self._pickled))
+                except OSError as error:
+                    raise WorkerUnavailable(f"the worker process cannot be started: {error}") from error
+                try:
+                    self.refused = self._ask(("backends", self._pickled))
+                    self.ceilings = self._ask(("open", self._task))
+                    return
+                except (child.ChildDied, child.ChildHung) as error:
+                    if attempt or self._fresh:  # an idle one may have ended just then
+                        raise WorkerUnavailable(f"the worker process did not get ready: {error}") from error
+        except BaseException:
+            self._drop()
+            raise
+
+    def _ask(self, request: _Request) -> Any:
         """A request's value. Raises SessionError, ChildDied, ChildHung."""
         if self._child is None:
             raise SessionError("there is no worker")
         reply = self._child.ask(request, self._patience.limits())
         if reply[0] == "error":
             raise SessionError(reply[1])
+        for algorithm, reason in reply[3] if len(reply) > 3 else ():
+            self.blame(algorithm, Outcome("failed", reason))
         if reply[0] == "broken":
             self._drop()
             outcome: Outcome = reply[1]
@@ -192,49 +232,118 @@ class ChildLane(Lane):
         return reply[1]
 
     def _drop(self) -> None:
+        self._ran = {}
         if self._child is not None:
             self._child.kill()
             self._child = None
 
     # ---- steps -------------------------------------------------------------------------------------------------------------
 
-    def _step(self, request: tuple[Any, ...]) -> Outcome:
-        if self._child is None:
-            self._again()
-        if self._given_up:
-            return Outcome("untimed", self._given_up)
-        try:
-            outcome: Outcome = self._ask(request)
+    def _step(self, request: _Request) -> Outcome:
+        """The outcome of a step with a candidate."""
+        algorithm: MatmulAlgorithm = request[1]
+        while True:
+            if self._child is None:
+                self._again()
+            if self._given_up:
+                return Outcome("untimed", self._given_up)
+            alone = self._fresh and self._ran.keys() <= {_key(algorithm)}
+            past = self._ran.pop(_key(algorithm), [])
+            others = [requests[-1] for requests in self._ran.values()]
+            self._ran[_key(algorithm)] = past
+            try:
+                outcome: Outcome = self._ask(request)
+            except _LOST as error:
+                self._drop()
+                self._losses += 1
+                closed = getattr(error, "closing", None)
+                if closed is not None and _key(closed) != _key(algorithm):  # it had to make room: the step itself is still to come
+                    self.blame(closed, self._verdict(request, error))
+                    continue
+                shortened = isinstance(error, child.ChildHung) and self._patience.shortened(error.step, error.seconds)
+                if alone or shortened:
+                    return self._verdict(request, error)
+                return self._alone(request, past, others, error)
+            past.append(request)
+            if outcome is not None and outcome.verdict == "failed" and algorithm.backend in self._pickled:
+                self._drop()  # built-in backends clean up behind themselves; of others nobody knows
             return outcome
-        except (child.ChildDied, child.ChildHung) as error:
-            self._drop()
-            doing = self._doing(request, error.step)
-            tail = f"\n{error.tail}" if error.tail else ""
-            if isinstance(error, child.ChildDied):
-                return Outcome("crashed", f"{doing}: {error.how}{tail}")
-            if self._patience.shortened(error.step, error.seconds):
-                return Outcome("untimed", f"the time limit came {doing}")
-            return Outcome("hung", f"{doing}: not done after {error.seconds:.3g} s, the worker process was killed{tail}")
 
-    def _doing(self, request: tuple[Any, ...], step: str) -> str:
+    def _alone(self, request: _Request, past: list[_Request], others: list[_Request], error: Exception) -> Outcome:
+        """What comes of a step that a worker was lost in when all that its candidate did is done again in a fresh worker."""
+        key = _key(request[1])
+        try:
+            self.open(fresh=True)
+        except (WorkerUnavailable, SessionError) as lost:
+            self._give_up(f"no worker could be had any more: {lost}")
+            return Outcome("untimed", self._given_up)
+        self._ran[key] = []
+        try:
+            for one in (*past, request):
+                outcome: Outcome = self._ask(one)
+                self._ran[key].append(one)
+                if outcome is not None and outcome.verdict:
+                    return outcome
+        except _LOST as again:
+            self._drop()
+            return self._verdict(request, again)
+        self._strikes[key] += getattr(error, "step", "start") != "start"  # else it was lost before
+        found = isinstance(error, SessionError) or any(self._suspect(other) for other in reversed(others[-_SUSPECTS:]))
+        if self._strikes[key] >= _STRIKES and not found:
+            reason = self._verdict(request, error).reason
+            return Outcome("untimed", f"not when it ran alone, but {self._strikes[key]} times among others, workers were lost: {reason}")
+        return outcome
+
+    def _suspect(self, request: _Request) -> bool:
+        """Whether a candidate that ran before ends its worker after it has returned."""
+        with contextlib.suppress(WorkerUnavailable, SessionError):
+            self.open(fresh=True)
+            self._ran[_key(request[1])] = [request]
+            try:
+                self._ask(request)
+                self._ask(("linger", _LINGER_SECONDS))
+            except (child.ChildDied, child.ChildHung) as error:
+                self._drop()
+                outcome = self._verdict(request, error)
+                self.blame(request[1], dataclasses.replace(outcome, reason=f"some time after it had returned: {outcome.reason}"))
+                return True
+        return False
+
+    def _verdict(self, request: _Request, error: Exception) -> Outcome:
+        """What a lost worker says of the candidate that is to blame."""
+        if not isinstance(error, (child.ChildDied, child.ChildHung)):
+            return Outcome("failed", str(error))
+        doing = self._doing(request, error.step)
+        tail = f"\n{error.tail}" if error.tail else ""
+        if isinstance(error, child.ChildDied):
+            return Outcome("crashed", f"{doing}: {error.how}{tail}")
+        if self._patience.shortened(error.step, error.seconds):
+            return Outcome("untimed", f"the time limit came {doing}")
+        return Outcome("hung", f"{doing}: not done after {error.seconds:.3g} s, the worker process was killed{tail}")
+
+    def _doing(self, request: _Request, step: str) -> str:
         """What the candidate was doing, in words."""
+        if step == "close":
+            return "while it was closed"
         what = {"run": "while it ran", "prepare": "while it was prepared", "judge": "while its result was judged"}.get(step, f"in {step!r}")
-        return f"{what} on {self._task.sets[request[2]].describe()}"
+        return f"{what} on {self._task.sets[request[2]].describe()}" if len(request) > 2 else what
 
     def _again(self) -> None:
         """A fresh worker for the candidates that are left, a bounded number of times."""
         if self._given_up:
             return
-        self._restarts += 1
-        if self._restarts > _RESTARTS:
+        if self._losses > _RESTARTS:
             self._given_up = f"{_RESTARTS} workers were lost to other candidates; give this one's name in algorithms= to tune it alone"
             self.notes.append(f"tuning stopped after {_RESTARTS} lost worker processes")
             return
         try:
-            self._open()
+            self.open(fresh=True)
         except (WorkerUnavailable, SessionError) as error:
-            self._given_up = f"no worker could be had any more: {error}"
-            self.notes.append(self._given_up)
+            self._give_up(f"no worker could be had any more: {error}")
+
+    def _give_up(self, reason: str) -> None:
+        self._given_up = reason
+        self.notes.append(reason)
 
     def check(self, algorithm: MatmulAlgorithm, index: int) -> Outcome:
         """See `Lane.check`."""
@@ -246,25 +355,25 @@ class ChildLane(Lane):
 
     def forget(self, algorithm: MatmulAlgorithm) -> None:
         """See `Lane.forget`."""
-        if self._child is not None:
-            try:
-                self._ask(("forget", algorithm))
-            except (child.ChildDied, child.ChildHung, SessionError):
-                self._drop()
+        if self._child is not None and _key(algorithm) in self._ran:
+            outcome = self._step(("forget", algorithm))
+            if outcome is not None and outcome.verdict not in ("", "untimed"):
+                self.blame(algorithm, outcome)
 
     def close(self, *, abruptly: bool = False) -> None:
-        """See `Lane.close`. The worker goes back to the pool, or dies where the end is abrupt."""
-        found, self._child = self._child, None
-        if found is None:
-            return
-        if abruptly:
-            found.kill()
-            return
-        with contextlib.suppress(child.ChildDied, child.ChildHung):
-            if found.ask(("close",), self._patience.limits())[0] == "done":
-                child.release(self._task.device, found)
-                return
-        found.kill()
+        """See `Lane.close`. A worker goes back to the pool, but where the end is abrupt or it has run others' code, which may change."""
+        try:
+            if self._child is not None and not abruptly and not self._pickled:
+                with contextlib.suppress(child.ChildDied, child.ChildHung):
+                    if self._child.ask(("close",), self._patience.limits())[0] == "done":
+                        child.release(self._task.device, self._child)
+                        self._child = None  # not before: an interrupt between the two had better kill it
+        finally:
+            self._drop()
+
+
+def _key(algorithm: MatmulAlgorithm) -> tuple[str, int, str]:
+    return algorithm.backend, algorithm.index, algorithm.name
 
 
 def pickled(backends: dict[str, Backend]) -> tuple[dict[str, bytes], dict[str, str]]:

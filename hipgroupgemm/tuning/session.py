@@ -34,7 +34,10 @@ class SessionError(RuntimeError):
 
 def error_text(error: BaseException) -> str:
     """An exception in words, bounded."""
-    text = f"{type(error).__name__}: {error}".strip().rstrip(":")
+    try:
+        text = f"{type(error).__name__}: {error}".strip().rstrip(":")
+    except (Exception, SystemExit) as again:  # its text is a candidate's code as well
+        text = f"{type(error).__name__}, whose text raises {type(again).__name__}"
     return text if len(text) <= _TEXT else text[:_TEXT] + " ..."
 
 
@@ -69,10 +72,13 @@ class Session:
     def __init__(self, task: Task, backends: dict[str, Backend], note: Note) -> None:
         self.task, self._backends, self._note = task, backends, note
         self._key = task.config.key()
-        self._prepared: collections.OrderedDict[tuple[str, int, str], tuple[Executable, int]] = collections.OrderedDict()
+        self._prepared: collections.OrderedDict[tuple[str, int, str], tuple[Executable, MatmulAlgorithm]] = collections.OrderedDict()
         self._sizes: dict[int, ArrayView] = {}
         self._operands: list[OperandSet] = []
         self._rotates = False
+        self._faults: list[tuple[MatmulAlgorithm, str]] = []
+        self.closing: MatmulAlgorithm | None = None
+        """Whose executable is being closed."""
         self._unread: Unread | None = None
         note("operands")
         try:
@@ -126,28 +132,40 @@ class Session:
     # ---- candidates --------------------------------------------------------------------------------------------------------
 
     def _executable(self, algorithm: MatmulAlgorithm) -> Executable:
-        key = (algorithm.backend, algorithm.index, algorithm.name)
+        key = _key(algorithm)
         found = self._prepared.get(key)
         if found is not None:
             self._prepared.move_to_end(key)
             return found[0]
-        held = sum(workspace for _, workspace in self._prepared.values())
+        held = sum(one.workspace_size for _, one in self._prepared.values())
         while self._prepared and (held + algorithm.workspace_size > self._most_workspace or len(self._prepared) >= _MOST_PREPARED):
-            _, (oldest, workspace) = self._prepared.popitem(last=False)
-            oldest.close()
-            held -= workspace
+            oldest = next(iter(self._prepared.values()))[1]
+            self.forget(oldest)
+            held -= oldest.workspace_size
         self._note("prepare")
         backend = self._backends.get(algorithm.backend) or get_backend(algorithm.backend)
         executable = backend.prepare(self._key, self.task.device, algorithm, self._bench.stream)
-        self._prepared[key] = (executable, algorithm.workspace_size)
+        self._prepared[key] = (executable, algorithm)
         return executable
 
     def forget(self, algorithm: MatmulAlgorithm) -> None:
-        """Closes what is prepared of a candidate that is not needed any more."""
-        found = self._prepared.pop((algorithm.backend, algorithm.index, algorithm.name), None)
-        if found is not None:
-            with contextlib.suppress(Exception):  # a broken candidate's own affair
-                found[0].close()
+        """Closes what is prepared of a candidate: it is not needed any more, or others need its room."""
+        found = self._prepared.pop(_key(algorithm), None)
+        if found is None:
+            return
+        self.closing = algorithm
+        self._note("close")
+        try:
+            found[0].close()
+        except (Exception, SystemExit) as error:  # nobody's affair but its own
+            self._faults.append((algorithm, f"while it was closed: {error_text(error)}"))
+        finally:
+            self.closing = None
+
+    def take_faults(self) -> list[tuple[MatmulAlgorithm, str]]:
+        """Candidates that could not be closed since this was last asked, and why."""
+        found, self._faults = self._faults, []
+        return found
 
     def healthy(self) -> str:
         """ "" while the device can be used, else what it says: some device errors never go away in a process."""
@@ -189,12 +207,16 @@ class Session:
 
     def _time(self, algorithm: MatmulAlgorithm, sample: int, sizes: ArrayView, turn: int, judged: bool) -> Outcome:
         bench, chosen = self._bench, self.task.sets[sample]
+        warm = _key(algorithm) in self._prepared
         executable = self._executable(algorithm)
         operands = self._operands[turn % len(self._operands)]
-        if judged:
-            bench.poison(operands)
         arguments = bench.arguments(operands, sizes, alpha=chosen.alpha, beta=chosen.beta)
         self._note("run")
+        if not warm:  # made anew, for others took its room: what a first call costs more was paid before
+            executable.execute(arguments)
+            bench.synchronize()
+        if judged:
+            bench.poison(operands)
         bench.flush()
         took = bench.time(lambda: executable.execute(arguments))
         if judged:
@@ -217,11 +239,13 @@ class Session:
 
     def close(self) -> None:
         """Frees candidates, operands and workbench, as far as the device lets it."""
-        for executable, _ in self._prepared.values():
-            with contextlib.suppress(Exception):
-                executable.close()
-        self._prepared.clear()
+        for _, algorithm in list(self._prepared.values()):
+            self.forget(algorithm)
         self._sizes.clear()
         self._operands, self._unread = [], None
         with contextlib.suppress(Exception):
             self._bench.close()
+
+
+def _key(algorithm: MatmulAlgorithm) -> tuple[str, int, str]:
+    return algorithm.backend, algorithm.index, algorithm.name

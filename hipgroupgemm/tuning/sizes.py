@@ -215,6 +215,8 @@ def per_batch(sizes: Sizes, config: GroupedGemmConfig) -> Sizes:
     """Hostile sizes for a config: where it has sizes a batch entry, each entry's are turned on by one group more."""
     if not config.sizes_per_batch:
         return sizes
+    if config.batch_count == 0:
+        return np.zeros(_shape(config), np.int32)
     return np.stack([np.roll(sizes, entry) for entry in range(config.batch_count)]).reshape(_shape(config))
 
 
@@ -229,11 +231,13 @@ def size_class(sizes: Any, m: int) -> str:
         m: the ragged extent; 0 in BATCH, where sizes are never read and all is balanced.
     """
     array = np.asarray(sizes, np.int64)
+    if array.size == 0:
+        return "balanced"
     if array.ndim > 1:
         classes = {size_class(entry, m) for entry in array.reshape(-1, array.shape[-1])}
         return next((name for name in ("sparse", "skewed") if name in classes), "balanced")
     total = int(array.sum())
-    if array.size == 0 or m == 0:
+    if m == 0:
         return "balanced"
     if total == m and int(array.max()) <= _BALANCED * total / array.size + 1:
         return "balanced"

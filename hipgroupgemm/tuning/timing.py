@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from hipgroupgemm.tuning.lanes import Lane, Patience
 from hipgroupgemm.tuning.report import TuningRow
 from hipgroupgemm.tuning.verify import Outcome
 
-__all__ = ["BEHIND", "BEHIND_AFTER", "Entry", "time_entries"]
+__all__ = ["BEHIND", "BEHIND_AFTER", "Entry", "close_entries", "time_entries"]
 
 BEHIND = 2.0
 """A candidate whose median is more than so many times the best one's is not timed any longer ..."""
@@ -44,6 +45,11 @@ class Entry:
     error_limit: float | None = None
     checked: int = 0
     times: list[float] = dataclasses.field(default_factory=list)
+
+    def blame(self, outcome: Outcome) -> None:
+        """Takes in what it did out of its turn, unless there is a verdict already."""
+        if self.verdict in ("", "behind"):
+            self.take(outcome)
 
     def take(self, outcome: Outcome) -> bool:
         """Takes in a step's outcome; whether the candidate is still in the race."""
@@ -113,6 +119,7 @@ def time_entries(
     judged = (rounds - 1, (repetitions or _ROUNDS[0]) - 1)  # without a number, the earliest round that may be the last one as well
     patience.found = False  # a time limit waits for the first time
     turn, number, started = 0, 0, time.monotonic()
+    out = _out(entries)
     while True:
         due = [entry for entry in entries if not entry.verdict and len(entry.times) < rounds]
         spent = time.monotonic() - started
@@ -123,12 +130,14 @@ def time_entries(
         for entry in due if number == 0 else [due[i] for i in rng.permutation(len(due))]:
             if patience.over():
                 return
+            if entry.verdict:  # was blamed in another one's turn
+                continue
             turn += 1
             done = len(entry.times)
             _time_one(entry, samples, turn, judged=done in judged, warmup=0 if done else warmup)
             patience.found = patience.found or bool(entry.times)
             progress(number, rounds, entry)
-        if any(entry.verdict for entry in due):
+        if out != (out := _out(entries)):
             _bring_back(entries)  # the one that they were behind may be out
         _leave_behind(entries, rounds)
         number += 1
@@ -143,6 +152,9 @@ def _time_one(entry: Entry, samples: int, turn: int, *, judged: bool, warmup: in
         outcome = entry.lane.time(entry.algorithm, sample, turn + sample, judged)
         if not entry.take(outcome) or outcome.ms is None:
             return
+        if not (math.isfinite(outcome.ms) and outcome.ms > 0):
+            entry.take(Outcome("failed", f"it was timed at {outcome.ms} ms: the clock or the device's events cannot be relied on"))
+            return
         total += outcome.ms
     entry.times.append(total / samples)
 
@@ -154,6 +166,27 @@ def _leave_behind(entries: Sequence[Entry], rounds: int) -> None:
         if not entry.verdict and BEHIND_AFTER <= done < rounds and entry.median > BEHIND * best:
             entry.verdict, entry.reason = "behind", f"{entry.median / best:.3g} times the best time after {done} rounds"
             entry.lane.forget(entry.algorithm)
+
+
+def close_entries(entries: Sequence[Entry]) -> bool:
+    """Closes the candidates that are still right; closing is a part of it.
+
+    Returns:
+        Whether all could be. Else those that were left behind one that could not are back, and there is timing left to do.
+    """
+    out = _out(entries)
+    for entry in entries:
+        if not entry.verdict:
+            entry.lane.forget(entry.algorithm)
+    if out == _out(entries):
+        return True
+    _bring_back(entries)
+    return False
+
+
+def _out(entries: Sequence[Entry]) -> int:
+    """How many are out of the race for good."""
+    return sum(entry.verdict not in ("", "behind") for entry in entries)
 
 
 def _bring_back(entries: Sequence[Entry]) -> None:

@@ -2,7 +2,7 @@
 
 A candidate that crashes or hangs takes this process down and not the user's. It reads requests from its standard input and writes replies
 to its standard output, frames of pickled data both; what candidates print there goes to standard error. It ends when its input does, so
-that it never outlives its parent, and when it has had nothing to do for a while.
+that it never outlives its parent, and when it has had nothing to do for a while, with a session or without.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import signal
 import struct
 import sys
 import threading
+import time
 from typing import Any, BinaryIO
 
-__all__ = ["HEADER", "IDLE_SECONDS", "main", "read_frame", "write_frame"]
+__all__ = ["HEADER", "IDLE_SECONDS", "SESSION_SECONDS", "main", "read_frame", "write_frame"]
 
 HEADER = struct.Struct("<Q")
 IDLE_SECONDS = 30.0
 """How long a worker without a session waits for the next before it ends: it may hold a device's context."""
+SESSION_SECONDS = 120.0
+"""How long one with a session waits for a request: an interrupt at a bad moment may have made its parent forget it."""
 
 _END = object()
 
@@ -58,6 +61,7 @@ class _Server:
         self._session: Any = None
         self._backends: dict[str, Any] = {}
         self._limits: dict[str, float] = {}
+        self._number, self._pid = 0, os.getpid()
 
     @property
     def busy(self) -> bool:
@@ -65,13 +69,15 @@ class _Server:
         return self._session is not None
 
     def reply(self, *values: Any) -> None:
-        """Sends a reply."""
-        write_frame(self._replies, values)
+        """Sends a reply, with the number of its request and this process's id."""
+        if os.getpid() != self._pid:  # a copy that a candidate has forked and let return
+            os._exit(0)
+        write_frame(self._replies, (self._number, self._pid, *values))
 
     def note(self, step: str) -> None:
         """Tells the parent which step begins now, and sets the time for it."""
         self._watch(step)
-        self.reply("at", step)
+        self.reply("at", step, getattr(self._session, "closing", None))
 
     def _watch(self, step: str) -> None:
         """Ends this process well after the parent should have, from a thread that needs no Python.
@@ -80,9 +86,9 @@ class _Server:
         """
         faulthandler.dump_traceback_later(1.5 * self._limits.get(step, 600.0) + 3.0, exit=True)
 
-    def answer(self, limits: dict[str, float], request: tuple[Any, ...]) -> bool:
-        """`serve` with the seconds that a step of each name may take."""
-        self._limits = limits
+    def answer(self, number: int, limits: dict[str, float], request: tuple[Any, ...]) -> bool:
+        """`serve` for the request of that number, with the seconds that a step of each name may take."""
+        self._number, self._limits = number, limits
         self._watch("start")
         try:
             return self.serve(*request)
@@ -103,8 +109,12 @@ class _Server:
             elif kind in ("check", "time", "forget"):
                 found = self._step(kind, *values)
                 broken = self._session.healthy()
-                self.reply("broken" if broken else "done", found, broken)
+                self.reply("broken" if broken else "done", found, broken, self._session.take_faults())
                 return not broken
+            elif kind == "linger":
+                self.note("run")
+                time.sleep(values[0])
+                self.reply("done", None)
             elif kind == "close":
                 self._close()
                 self.reply("done", None)
@@ -135,9 +145,11 @@ class _Server:
         return refused
 
     def _close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        try:
+            if self._session is not None:
+                self._session.close()
+        finally:
+            self._session = None
 
 
 def _read_requests(stream: BinaryIO, requests: queue.SimpleQueue[Any]) -> None:
@@ -162,12 +174,12 @@ def main() -> None:
     server = _Server(replies)
     while True:
         try:
-            data = requests.get(timeout=None if server.busy else IDLE_SECONDS)
+            data = requests.get(timeout=SESSION_SECONDS if server.busy else IDLE_SECONDS)
         except queue.Empty:
             _end()
-        limits, request = pickle.loads(data)
+        number, limits, request = pickle.loads(data)
         try:
-            usable = server.answer(limits, request)
+            usable = server.answer(number, limits, request)
         except BrokenPipeError:
             _end()
         if not usable:
