@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -98,9 +99,14 @@ def _open(directory: Path | None) -> TuningStore:
     opened = TuningStore(directory)
     if opened.directory is None:
         raise click.UsageError(f"The tuning store is off ({why_off()}); name one with --directory.")
-    if opened.directory.exists() and not opened.directory.is_dir():
+    if os.path.exists(opened.directory) and not os.path.isdir(opened.directory):
         raise click.UsageError(f"{opened.directory}: is no directory; name another with --directory, or in {VARIABLE}.")
     return opened
+
+
+def _shown(path: Path | None) -> str:
+    """A path for a message: one whose bytes are no text can't be printed as it is."""
+    return click.format_filename(path) if path is not None else ""
 
 
 @click.group()
@@ -115,7 +121,7 @@ def store() -> None:
 @_options
 def path(directory: Path | None) -> None:
     """Print the store's directory, which need not exist yet."""
-    click.echo(str(_open(directory).directory))
+    click.echo(os.fsencode(str(_open(directory).directory)))
 
 
 # ---- ls ------------------------------------------------------------------------------------------------------------------------
@@ -153,10 +159,10 @@ def list_results(directory: Path | None, as_json: bool, **options: Any) -> None:
         click.echo(json.dumps([_as_dict(record, states) for record in records], indent=1))
         return
     if not records:
-        click.echo(f"{opened.directory}: no results{' that fit' if any(options.values()) else ''}")
+        click.echo(f"{_shown(opened.directory)}: no results{' that fit' if any(options.values()) else ''}")
         return
     _print_table(records, states)
-    click.echo(f"{len(records)} results in {opened.directory}")
+    click.echo(f"{len(records)} results in {_shown(opened.directory)}")
 
 
 class _States:
@@ -225,11 +231,12 @@ def _print_table(records: list[StoredRecord], states: _States) -> None:
 
     from hipgroupgemm.benchmark.command import stdout_console
     from hipgroupgemm.tuning.records import config_id
+    from hipgroupgemm.tuning.report import printable
 
     console = stdout_console()
     wide = ("of floor", "tuned") if console.width >= _WIDE else ()
     for (device, name), group in itertools.groupby(records, lambda record: (record.device, record.device_name)):
-        title = Text(f"{device}: {name}")
+        title = Text(printable(f"{device}: {name}"))
         table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
         for column in ("id", "problem", "sizes", "backend", "algorithm", "ms", *wide, "usable"):
             table.add_column(
@@ -250,7 +257,7 @@ def _print_table(records: list[StoredRecord], states: _States) -> None:
                 *(("-" if record.fraction is None else f"{record.fraction:.2g}", f"{record.date:%Y-%m-%d}") if wide else ()),
                 states.of(record),
             ]
-            table.add_row(*map(Text, cells))
+            table.add_row(*(Text(printable(cell)) for cell in cells))
         console.print(table)
 
 
@@ -364,7 +371,7 @@ def prune(
         raise click.ClickException(str(error)) from error
     if removed and dry_run:
         _print_table(removed, states)
-    click.echo(f"{len(removed)} results {'would be removed' if dry_run else 'removed'} from {opened.directory}")
+    click.echo(f"{len(removed)} results {'would be removed' if dry_run else 'removed'} from {_shown(opened.directory)}")
     unknown = [record for record in opened.records() if wanted(record) and states.of(record) == "?"] if other_versions else []
     if unknown:
         click.echo(f"{len(unknown)} are of devices or backends that are not on this machine, and were kept")

@@ -15,7 +15,10 @@ def cache_directory() -> Path | None:
     """HIPGROUPGEMM_CACHE_DIR, or a place in the user's cache directory; None when there is no home."""
     named = os.environ.get(CACHE_VARIABLE)
     if named:
-        return Path(named).expanduser()
+        try:
+            return Path(named).expanduser()
+        except RuntimeError:
+            return None  # "~" of somebody who has no home directory
     if not sys.platform.startswith("linux"):  # on Linux the rule is short, and the import is not free
         try:
             from platformdirs import user_cache_path

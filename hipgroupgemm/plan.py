@@ -206,7 +206,9 @@ class GroupedMatmulPlan:
             algorithms, max_algorithms, max_workspace_size, deterministic: which of their algorithms are candidates.
             warmup, repetitions, time_limit: how often each is called, and seconds in all.
             seed: of the operands and the order. progress: called with a `TuningProgress`. isolate: whether in a child process.
-            store: whether the tuning store gets the result; HIPGROUPGEMM_TUNING_STORE=off turns that off for all plans.
+            store: whether the tuning store gets the result; HIPGROUPGEMM_TUNING_STORE=off turns that off for all plans. A store that can't
+                be written costs one warning. What was tuned for some backends alone answers for calls that name no backend only where the
+                one that comes first without it was among them (`backend_names` has their order); for calls that name it, always.
 
         Returns:
             The report; its `best` is what the plan runs from now on.

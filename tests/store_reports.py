@@ -43,8 +43,14 @@ def report(
     versions: dict[str, str] | None = None,
     name: str | None = None,
     device: dict[str, Any] | None = None,
+    alone: bool = False,
 ) -> TuningReport:
-    """A report of the CPU. Each is a minute younger than the one before it, unless `started` is given."""
+    """A report of the CPU. Each is a minute younger than the one before it, unless `started` is given.
+
+    The reference, which comes first for an unnamed call, was tried as well (and failed, if it is not among `rows`), unless `alone` is true.
+    """
+    if not alone and not any(one.algorithm.backend == "reference" for one in rows):
+        rows = [*rows, row("reference", 0, None, "failed", reason="out of memory")]
     about = identity(CPU)
     for backend in {one.algorithm.backend for one in rows}:
         about["backends"].setdefault(backend, ["hipgroupgemm"])

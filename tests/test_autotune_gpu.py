@@ -132,7 +132,7 @@ def test_the_caller_s_process_stays_clean(device):
     config = forward(32, 16, 16, 2)
     report = tune(config, device, max_algorithms=1, repetitions=1, warmup=0, ceilings=False)
     assert report.best is not None
-    assert not report.notes
+    assert not [note for note in report.notes if "load average" not in note]
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     assert children  # the worker waits for the next
     close_workers()

@@ -106,6 +106,7 @@ def test_off_holds_nothing_and_takes_nothing(monkeypatch):
         store.merge(
             {
                 "format": "hipgroupgemm tuning export",
+                "schema": 1,
                 "documents": [
                     {
                         "format": "hipgroupgemm tuning store",
@@ -212,6 +213,47 @@ def test_the_winner_of_a_report_is_the_one_looked_up_ties_included(store, double
         for deterministic in (False, True):
             best = dataclasses.replace(told, rows=[one for one in rows if one.algorithm.deterministic or not deterministic]).best
             assert store.lookup(config.key(), CPU, deterministic=deterministic).algorithm == best.algorithm, medians
+
+
+def test_a_backend_that_was_tuned_alone_answers_for_itself(store, double):
+    """Whether it is the faster one nobody has measured. The reference comes first here, the double after it."""
+    why = []
+    config = config_of()
+    store.add(report(config, [row("double", 0, 1.0), row("double", 1, 2.0)], alone=True))
+    assert store.lookup(KEY, CPU, why_not=why.append) is None and store.lookup(KEY, CPU, deterministic=True) is None
+    (text,) = why
+    assert "is of double, and was not compared to reference, which comes first; tune both, or name backend='double'" in text
+    assert name_of(store.lookup(KEY, CPU, backend="double")) == "double kernel_0"
+    # the one that comes first anyway is no change
+    store.add(report(config_of(n=6), [row("reference", 0, 1.0)], alone=True))
+    assert name_of(store.lookup(config_of(n=6).key(), CPU)) == "reference numpy_matmul_a_group"
+    # on the same sizes later: they are compared now
+    store.add(report(config, [row("reference", 0, 3.0)], alone=True))
+    assert name_of(store.lookup(KEY, CPU)) == "double kernel_0"
+    # on other sizes they are not
+    store.add(report(config, [row("double", 2, 0.5)], alone=True, origin="user", sizes=[[3, 9]], size_class="skewed"))
+    found = store.lookup(KEY, CPU)
+    assert name_of(found) == "double kernel_0" and found.seeded, "the next in order, which was compared"
+    assert name_of(store.lookup(KEY, CPU, backend="double")) == "double kernel_2"
+
+
+@pytest.mark.parametrize("verdict", ["failed", "wrong", "behind", "untimed"])
+def test_a_backend_that_was_tried_and_lost_was_compared(store, double, verdict):
+    lost = row("reference", 0, 5.0 if verdict == "behind" else None, verdict, reason="because")
+    store.add(report(config_of(), [row("double", 0, 1.0), lost]))
+    assert name_of(store.lookup(KEY, CPU)) == (None if verdict == "untimed" else "double kernel_0"), "untimed: it was not tried"
+    (record,) = store.records()
+    assert record.compared == (("double",) if verdict == "untimed" else ("double", "reference"))
+    other = TuningStore(store.directory / "other")
+    other.merge(store.export())
+    assert other.records() == [record]
+
+
+def test_a_backend_that_cannot_run_the_config_need_not_be_compared(store, double, monkeypatch):
+    store.add(report(config_of(), [row("double", 0, 1.0)], alone=True))
+    reference = hgg.backends.get_backend("reference")
+    monkeypatch.setattr(type(reference), "can_handle", lambda *_: "not today")
+    assert name_of(store.lookup(KEY, CPU)) == "double kernel_0"
 
 
 def test_size_classes_in_the_order_of_preference(store):

@@ -170,7 +170,10 @@ def test_merging_newer_and_faster(store, double, tmp_path):
     [
         ({}, "is no tuning store"),
         ([], "is no tuning store"),
-        ({"format": "hipgroupgemm tuning export"}, "an export without documents"),
+        ({"format": "hipgroupgemm tuning export", "schema": 1}, "an export without documents"),
+        ({"format": "hipgroupgemm tuning export", "documents": []}, "an export of schema None, this version of hipgroupgemm knows 1"),
+        ({"format": "hipgroupgemm tuning export", "schema": 99, "documents": []}, "an export of schema 99, this version"),
+        ({"format": "hipgroupgemm tuning export", "schema": True, "documents": []}, "an export of schema True"),
         ({"format": "hipgroupgemm tuning store", "schema": 2}, "has schema 2, this version of hipgroupgemm knows 1"),
         ({"format": "hipgroupgemm tuning store", "schema": True}, "has schema True"),
         ({"format": "hipgroupgemm tuning store", "schema": 1, "device": {"kind": "tpu", "target": "a", "compute_units": 1}}, "has device"),

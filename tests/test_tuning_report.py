@@ -173,10 +173,52 @@ def test_csv_has_every_value(tmp_path):
     assert len(lines) == len(before.rows)
     for line, wanted in zip(lines, before.rows, strict=True):
         again = TuningRow.from_dict(
-            {name: (None if value == "" and name != "reason" else value) for name, value in line.items() if name in wanted.to_dict()}
+            {
+                **{name: (None if value == "" and name != "reason" else value) for name, value in line.items() if name in wanted.to_dict()},
+                "deterministic": line["deterministic"] == "True",
+            }
         )
-        assert again.to_dict() == {**wanted.to_dict(), "deterministic": True}
+        assert again.to_dict() == wanted.to_dict()
         assert (line["m"], line["k"], line["groups"], line["type_a"], line["mode"]) == ("40", "8", "3", "float32", "NON_CONTRACTING")
+
+
+def test_a_name_that_utf8_has_no_bytes_for(tmp_path):
+    odd = dataclasses.replace(full_report(), device_name="a \ud800 b", notes=["\udfff"])
+    odd.rows[0] = TuningRow(MatmulAlgorithm("double", 0, "kernel_\ud800", 0, True), "failed", "it said \udc80")
+    text = odd.to_csv(tmp_path / "report.csv")
+    assert "kernel_\\ud800" in text and "it said \\udc80" in text and (tmp_path / "report.csv").read_text("utf-8") == text
+    with open(tmp_path / "table", "w", encoding="utf-8") as file:
+        Console(file=file, width=160).print(odd)
+    assert "kernel_\\ud800" in (tmp_path / "table").read_text("utf-8")
+    str(odd).encode("utf-8")
+    assert TuningReport.from_json(odd.to_json(tmp_path / "report.json")).rows[0].algorithm.name == "kernel_\ud800", "JSON keeps it"
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("index", 10**400),
+        ("index", 1.5),
+        ("index", float("inf")),
+        ("workspace_size", -1),
+        ("samples", -4),
+        ("median_ms", 10**400),
+        ("median_ms", True),
+        ("deterministic", 1),
+        ("name", 7),
+        ("reason", []),
+    ],
+)
+def test_a_row_of_values_that_are_none_is_refused(where, value):
+    data = {**full_report().rows[0].to_dict(), where: value}
+    with pytest.raises(ValueError, match="row: is none that to_dict"):
+        TuningRow.from_dict(data)
+    whole = json.loads(full_report().to_json())
+    for name in ("rows", "seconds", "config"):
+        with pytest.raises(ValueError):
+            TuningReport.from_dict({**whole, name: value if name == "config" else [[[]]]})
+    with pytest.raises(ValueError, match="not JSON"):
+        TuningReport.from_json("[" * 100_000)
 
 
 @pytest.mark.parametrize("width", [80, 100, 131, 132, 160, 220])

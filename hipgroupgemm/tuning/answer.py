@@ -40,6 +40,9 @@ class Here(Protocol):
     def find(self, algorithm: MatmulAlgorithm) -> MatmulAlgorithm | None:
         """A usable backend's algorithm of that index and name."""
 
+    def otherwise(self) -> str | None:
+        """The backend that runs the config when nothing is stored and none is named; None where there is none."""
+
     def stale(self, record: StoredRecord, reason: str) -> None:
         """Is told of each record that would have answered if it were not stale."""
 
@@ -54,7 +57,8 @@ def answer(records: Iterable[StoredRecord], asked: Asked, here: Here) -> StoredR
     asked for, of this device's name (others have as many compute units of the same target), of sizes that the user gave, of the balanced
     seed, of synthetic distributions; the newest first. In a group the records of the newest one's sizes compete, since only they were
     timed on equal work. A group is passed over as stale when its answer was tuned with other versions or is no longer among its
-    backend's algorithms: something better is unknown then.
+    backend's algorithms: something better is unknown then. Where no backend was asked for it is passed over, too, when its answer was not
+    compared to the backend that comes first without it: that the one backend which was tuned is the faster one nobody knows.
     """
     groups: dict[tuple[str, str, str], list[StoredRecord]] = {}
     for record in records:
@@ -78,7 +82,7 @@ def answer(records: Iterable[StoredRecord], asked: Asked, here: Here) -> StoredR
     for _, members in sorted(groups.items(), key=rank):
         for backend in {record.backend for record in members} - usable.keys():
             usable[backend] = here.usable(backend)
-        found = _of_group([record for record in members if usable[record.backend]], here)
+        found = _of_group([record for record in members if usable[record.backend]], here, named=asked.backend is not None)
         if found is not None:
             return found
     refusing = [backend for backend, runs in usable.items() if not runs]
@@ -87,7 +91,7 @@ def answer(records: Iterable[StoredRecord], asked: Asked, here: Here) -> StoredR
     return None
 
 
-def _of_group(members: list[StoredRecord], here: Here) -> StoredRecord | None:
+def _of_group(members: list[StoredRecord], here: Here, *, named: bool) -> StoredRecord | None:
     """The best of the records that were tuned on the newest one's sizes, None where that is stale."""
     present = [record for record in members if record.versions == here.versions(record.backend)]
     former = [record for record in members if record not in present]
@@ -108,6 +112,13 @@ def _of_group(members: list[StoredRecord], here: Here) -> StoredRecord | None:
             here.stale(record, _change(record.versions, here.versions(record.backend)))
             return None
     chosen = next(record for row, record in pairs if row is best)
+    otherwise = None if named else here.otherwise()
+    if otherwise not in (None, *known, *(name for record in contenders for name in record.compared)):
+        here.unanswered(
+            f"what is stored for this config is of {chosen.backend}, and was not compared to {otherwise}, which comes first; tune both, or "
+            f"name backend={chosen.backend!r}"
+        )
+        return None
     algorithm = here.find(best.algorithm)
     if algorithm is None:
         here.stale(chosen, f"there is no algorithm {best.algorithm.name!r} with index {best.algorithm.index} now")

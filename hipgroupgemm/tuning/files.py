@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
+import math
 import os
+import reprlib
+import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -44,7 +48,7 @@ class StoreFile:
     leaves the file as it was, frees its lock and leaves a temporary file, which the next writer removes.
 
     A file that can't be understood is renamed to NAME.broken-N. One of a later schema belongs to a newer version of this package: it is
-    neither read nor touched, and nothing is stored as long as it is there.
+    neither read nor touched, and nothing is stored as long as it is there. A symbolic link stays one: all this is done to what it leads to.
 
     Args:
         path: of the file; it and its directory need not exist.
@@ -63,11 +67,10 @@ class StoreFile:
         """The document, None where there is none that can be used. Not to be changed. Costs one stat as long as the file is the same."""
         try:
             seen = _signature(os.stat(self._name))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a null character in the name
             self.trouble = ""
             if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-                warn_once(("read", self._name), "tuning store: can't read %s (%s); going on without it", self.path, error.strerror)
-                self.trouble = f"{self.path} can't be read ({error.strerror})"
+                self._unreadable(error)
             return None
         known = self._read
         if known[0] == seen:
@@ -89,8 +92,7 @@ class StoreFile:
         try:
             document = self._load()
         except OSError as error:
-            warn_once(("read", self._name), "tuning store: can't read %s (%s); going on without it", self.path, error.strerror)
-            self.trouble = f"{self.path} can't be read ({error.strerror})"
+            self._unreadable(error)
         except NewerDocument as error:
             warn_once(("newer", self._name), "tuning store: %s %s; it is left alone and not used", self.path, error)
             self.trouble = f"{self.path} {error}"
@@ -98,18 +100,25 @@ class StoreFile:
             self._set_aside(error)
             self.trouble = f"{self.path} {error}"
         else:
-            self.trouble = f"{self.path} is of another device" if document is None and self.path.exists() else ""
+            self.trouble = f"{self.path} is of another device" if document is None and os.path.exists(self.path) else ""
             return document
         return None
+
+    def _unreadable(self, error: OSError | ValueError) -> None:
+        why = getattr(error, "strerror", None) or str(error)
+        warn_once(("read", self._name), "tuning store: can't read %s (%s); going on without it", self.path, why)
+        self.trouble = f"{self.path} can't be read ({why})"
 
     def _load(self) -> dict[str, Any] | None:
         """The document on the disk, None where there is none."""
         try:
+            if not stat.S_ISREG(os.stat(self._name).st_mode):  # a pipe would keep us waiting
+                raise OSError(errno.EINVAL, "Is no regular file", self._name)
             text = self.path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         try:
-            data: Any = json.loads(text)
+            data: Any = json.loads(text, parse_float=_finite, parse_constant=str)
         except (ValueError, RecursionError) as error:
             raise BrokenDocument(f"is not JSON ({error})") from None
         kind = check_document(data)
@@ -133,7 +142,7 @@ class StoreFile:
             with self._locked(_LOCK_SECONDS):
                 try:
                     document = self._load()
-                    if document is None and self.path.exists():
+                    if document is None and os.path.exists(self.path):
                         raise StoreWriteError(f"{self.path}: is of another device than {self.device}; move it away")
                 except NewerDocument as error:
                     raise StoreWriteError(
@@ -146,11 +155,16 @@ class StoreFile:
                 document = new_document(self.device) if document is None else document
                 if not change(document):
                     return False
-                self._replace(document)
+                text, lost = _text(document)
+                if lost and os.path.exists(self.path):
+                    self._rename_broken(BrokenDocument(f"has parts that can't be written again ({', '.join(lost)})"))
+                self._replace(text)
                 return True
         except OSError as error:  # filelock's Timeout is one too
             why = error.strerror or f"{type(error).__name__}: {error}"
             raise StoreWriteError(f"{self.path}: can't be written ({why}); {advice}") from error
+        except ValueError as error:
+            raise StoreWriteError(f"{self.path}: can't be written ({error}); {advice}") from error
         except NotImplementedError as error:  # no locks on this file system
             raise StoreWriteError(f"{self.path}: can't be locked ({error}); {advice}") from error
         except ImportError as error:
@@ -171,18 +185,24 @@ class StoreFile:
     def _locked(self, seconds: float) -> Iterator[None]:
         from filelock import FileLock
 
-        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=seconds, mode=self._mode())
+        real = self._real()
+        lock = FileLock(real.with_name(f".{real.name}.lock"), timeout=seconds, mode=self._mode())
         with lock:
             yield
 
-    def _replace(self, document: dict[str, Any]) -> None:
+    def _real(self) -> Path:
+        """The file itself, where the store's is a symbolic link: what is replaced, set aside and locked is what the link leads to."""
+        return Path(os.path.realpath(self.path)) if os.path.islink(self.path) else self.path
+
+    def _replace(self, text: str) -> None:
         """Puts a new file in the place of the old one, under the lock."""
-        directory = self.path.parent
-        prefix = f".{self.path.name}."
-        for left in directory.glob(f"{prefix}*.tmp"):  # of writers that were killed: none is at work, since the lock is ours
-            with contextlib.suppress(OSError):
-                left.unlink()
-        text = _text(document)
+        real = self._real()
+        directory = real.parent
+        prefix = f".{real.name}."
+        for name in os.listdir(directory):  # of writers that were killed: none is at work, since the lock is ours
+            if name.startswith(prefix) and name.endswith(".tmp"):
+                with contextlib.suppress(OSError):
+                    os.unlink(directory / name)
         descriptor, temporary = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=directory)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -190,7 +210,7 @@ class StoreFile:
                 file.flush()
                 os.fchmod(file.fileno(), self._mode())
                 os.fsync(file.fileno())
-            os.replace(temporary, self.path)
+            os.replace(temporary, real)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
@@ -213,22 +233,48 @@ class StoreFile:
             warn_once(("broken", self._name), "tuning store: %s %s; it is not used", self.path, reason)
 
     def _rename_broken(self, reason: BrokenDocument) -> None:
-        number = 1
-        while os.path.lexists(aside := self.path.with_name(f"{self.path.name}.broken-{number}")):
+        number, real = 1, self._real()
+        while os.path.lexists(aside := real.with_name(f"{real.name}.broken-{number}")):
             number += 1
-        os.rename(self.path, aside)
+        os.rename(real, aside)
         _log.warning("tuning store: %s %s; it was set aside as %s", self.path, reason, aside.name)
 
 
-def _text(document: dict[str, Any]) -> str:
-    """A document as JSON, one config a line: an indented one takes the slow encoder, seconds for thousands of configs."""
-    lines = [f"{json.dumps(name)}: {json.dumps(part, allow_nan=False)}," for name, part in document.items() if name != "configs"]
-    configs = ",\n".join(f"{json.dumps(name)}: {json.dumps(part, allow_nan=False)}" for name, part in document["configs"].items())
-    return "\n".join(["{", *lines, '"configs": {', configs, "}", "}", ""])
+def _text(document: dict[str, Any]) -> tuple[str, list[str]]:
+    """A document as JSON, one config a line: an indented one takes the slow encoder, seconds for thousands of configs.
+
+    With it the names of parts that JSON can be read to but not written from (nested too deeply for the encoder), which are left out.
+    """
+    lost: list[str] = []
+
+    def line(name: str, part: Any) -> str | None:
+        try:
+            return f"{json.dumps(name)}: {json.dumps(part, allow_nan=False)}"
+        except (ValueError, RecursionError):
+            lost.append(reprlib.repr(name))
+            return None
+
+    def config(name: str, entry: dict[str, Any]) -> str | None:
+        whole = line(name, entry)
+        if whole is not None:
+            return whole
+        results = [result for result in entry["results"] if line("result", result) is not None]
+        return line(name, {"config": entry["config"], "results": results})
+
+    lines = [line(name, part) for name, part in document.items() if name != "configs"]
+    configs = [config(name, entry) for name, entry in document["configs"].items()]
+    head = [f"{text}," for text in lines if text is not None]
+    return "\n".join(["{", *head, '"configs": {', ",\n".join(text for text in configs if text is not None), "}", "}", ""]), lost
 
 
-def _signature(stat: os.stat_result) -> tuple[int, ...]:
-    return (stat.st_mtime_ns, stat.st_size, stat.st_ino, stat.st_dev)
+def _finite(text: str) -> float | str:
+    """A number of a document; what is too large to be one stays text, as this package writes infinities, and is refused where it counts."""
+    value = float(text)
+    return value if math.isfinite(value) else text
+
+
+def _signature(found: os.stat_result) -> tuple[int, ...]:
+    return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import platform
+import re
 from typing import Any
 
 from hipgroupgemm.backends import backend_kinds, get_backend
@@ -16,6 +17,8 @@ from hipgroupgemm.views import CPU, Device
 __all__ = ["DeviceKind", "device_kind", "device_name", "identity", "versions_here"]
 
 _log = logging.getLogger("hipgroupgemm.tuning")
+_LONGEST, _MOST_UNITS = 64, 1 << 20
+_TARGET = re.compile(rf"[ -~]{{1,{_LONGEST}}}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +29,8 @@ class DeviceKind:
         kind: "cuda", "rocm" or "cpu".
         target: compute capability as "sm_90", the gfx target as "gfx942", or the CPU's architecture as "x86_64".
         compute_units: SMs, CUs (a partition of an accelerator has fewer), or the cores that this process may use.
+
+    Raises ValueError for what no device has: files are named by these.
     """
 
     kind: str
@@ -35,6 +40,10 @@ class DeviceKind:
     def __post_init__(self) -> None:
         if self.kind not in ("cuda", "rocm", "cpu"):
             raise ValueError(f"kind={self.kind!r}: must be cuda, rocm or cpu")
+        if not isinstance(self.target, str) or not _TARGET.fullmatch(self.target):
+            raise ValueError(f"target={self.target!r}: must be 1 to {_LONGEST} printable ASCII characters, such as gfx942 or sm_90")
+        if type(self.compute_units) is not int or not 0 < self.compute_units <= _MOST_UNITS:
+            raise ValueError(f"compute_units={self.compute_units!r}: must be an integer from 1 to {_MOST_UNITS}")
 
     def __str__(self) -> str:
         unit = {"cuda": "SMs", "rocm": "CUs"}.get(self.kind, "cores")

@@ -18,6 +18,7 @@ import datetime
 import hashlib
 import json
 import math
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ __all__ = [
     "check_document",
     "condemned_by",
     "config_id",
+    "date_back",
     "dated_after",
     "keep_rows",
     "kind_of",
@@ -50,6 +52,8 @@ SCHEMA = 1
 
 _RUNNERS_UP = 3
 _SECOND, _TICK = datetime.timedelta(seconds=1), datetime.timedelta(microseconds=1)
+_EARLIEST = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_LARGEST = 1 << 63
 _CONDEMNED = ("wrong", "nondeterministic", "crashed", "hung")
 
 
@@ -74,7 +78,8 @@ class StoredRecord:
             "zipf". Results of one origin never take the place of another's.
         sizes: what is told of the group sizes: "digest", "samples", "groups", "ragged_extent", "rows" (a sample, on average),
             "largest" (group), "empty" (groups of a sample, on average).
-        tuned: when, ISO 8601, UTC.
+        tuned: when, ISO 8601, UTC; never later than now, see `from_dict`.
+        compared: the backends whose algorithms were tried in the same run, this one among them.
     """
 
     config: GroupedGemmConfig
@@ -86,6 +91,7 @@ class StoredRecord:
     origin: str
     sizes: Mapping[str, Any]
     tuned: str
+    compared: tuple[str, ...] = ()
 
     @property
     def algorithm(self) -> MatmulAlgorithm:
@@ -154,49 +160,99 @@ class StoredRecord:
             "versions": dict(self.versions),
             "tuned": self.tuned,
             "sizes": dict(self.sizes),
+            "compared": list(self.compared),
             "rows": [row.to_dict() for row in self.rows],
         }
 
     @classmethod
     def from_dict(cls, config: GroupedGemmConfig, device: DeviceKind, data: Any) -> StoredRecord:
-        """A result of a document. Raises ValueError for anything else."""
+        """A result of a document. Raises ValueError, and nothing but that, for anything else.
+
+        A date in the future was written by a clock that was wrong. It is taken for now: who knows when it was.
+        """
         try:
             rows = tuple(TuningRow.from_dict(row) for row in data["rows"])
             if not rows:
                 raise ValueError("rows: has none")
             for row in rows:
-                if row.verdict != "ok" or row.median_ms is None or not 0 < row.median_ms < math.inf:
+                if not _timed(row):
                     raise ValueError(f'rows: {row.algorithm.name!r} is {row.verdict!r} with {row.median_ms} ms, wanted "ok" with a time')
                 if row.algorithm.backend != data["backend"]:
-                    raise ValueError(f"rows: {row.algorithm.name!r} is of {row.algorithm.backend!r}, wanted {data['backend']!r}")
-            parse_date(data["tuned"])
+                    raise ValueError(f"rows: {row.algorithm.name!r} is of {row.algorithm.backend!r}, wanted {_shown(data['backend'])}")
             return cls(
                 config,
                 device,
-                str(data["device_name"]),
+                _text(data, "device_name", empty=True),
                 rows,
-                {str(name): str(version) for name, version in data["versions"].items()},
-                str(data["size_class"]),
-                _origin(data["origin"]),
-                dict(data["sizes"]),
-                str(data["tuned"]),
+                {str(name): _text(data["versions"], name, empty=True) for name in dict(data["versions"])},
+                _text(data, "size_class"),
+                _text(data, "origin"),
+                _sizes(data["sizes"]),
+                _not_after_now(data["tuned"]),
+                _names(data.get("compared")),
             )
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"result: is none of the store's ({type(error).__name__}: {error})") from None
 
 
-def _origin(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"origin: got {value!r}, wanted where the sizes came from")
+def _shown(value: Any) -> str:
+    """A value of any type and size, for a message."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # an integer of too many digits, for one
+        return f"a {type(value).__name__}"
+
+
+def _text(data: Mapping[str, Any], name: str, *, empty: bool = False) -> str:
+    value = data[name]
+    if not isinstance(value, str) or not (value or empty):
+        raise ValueError(f"{name}: got {_shown(value)}, wanted text")
     return value
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """Backends' names; none where it is no list of names, as in a file of a version that did not tell."""
+    return tuple(value) if isinstance(value, list) and all(isinstance(name, str) for name in value) else ()
+
+
+def _sizes(value: Mapping[str, Any]) -> dict[str, Any]:
+    """What is told of group sizes: the digest, and what else has a plain value."""
+
+    def plain(part: Any) -> bool:
+        if isinstance(part, float):
+            return math.isfinite(part)
+        return part is None or isinstance(part, str | bool) or (isinstance(part, int) and abs(part) < _LARGEST)
+
+    _text(value, "digest")
+    return {name: part for name, part in value.items() if isinstance(name, str) and plain(part)}
+
+
+def _timed(row: TuningRow) -> bool:
+    """Whether a row's times can be compared to others."""
+    spread = (row.p10_ms, row.p90_ms)
+    known = row.verdict == "ok" and row.median_ms is not None and 0 < row.median_ms < math.inf
+    return known and all(ms is None or 0 <= ms < math.inf for ms in spread)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)
+
+
+def _not_after_now(text: Any) -> str:
+    """A date as it is written, that of now where it is later. Raises ValueError for anything that is no date."""
+    now = _now()
+    return str(text) if parse_date(text) <= now else now.isoformat()
 
 
 def parse_date(text: Any) -> datetime.datetime:
     """A date of ISO 8601, in UTC; raises ValueError for anything else."""
     if not isinstance(text, str):
-        raise ValueError(f"date: got {text!r}, wanted ISO 8601 text")
+        raise ValueError(f"date: got {_shown(text)}, wanted ISO 8601 text")
     date = datetime.datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)  # Python 3.10 does not know Z
-    return date.astimezone(datetime.timezone.utc) if date.tzinfo is not None else date.replace(tzinfo=datetime.timezone.utc)
+    try:
+        return date.astimezone(datetime.timezone.utc) if date.tzinfo is not None else date.replace(tzinfo=datetime.timezone.utc)
+    except OverflowError:  # before the year 1 or after 9999, in UTC
+        raise ValueError(f"date: got {_shown(text)}, which has no date in UTC") from None
 
 
 # ---- documents -----------------------------------------------------------------------------------------------------------------
@@ -218,14 +274,14 @@ def check_document(data: Any) -> DeviceKind:
         raise BrokenDocument("is no tuning store")
     schema = data.get("schema")
     if type(schema) is int and schema > SCHEMA:
-        raise NewerDocument(f"has schema {schema}, this version of hipgroupgemm knows {SCHEMA}")
+        raise NewerDocument(f"has schema {_shown(schema)}, this version of hipgroupgemm knows {SCHEMA}")
     if type(schema) is not int or schema != SCHEMA:
-        raise BrokenDocument(f"has schema {schema!r}, wanted {SCHEMA}")
+        raise BrokenDocument(f"has schema {_shown(schema)}, wanted {SCHEMA}")
     device, configs = data.get("device"), data.get("configs")
     try:
         kind = kind_of(device)
     except ValueError:
-        raise BrokenDocument(f"has device {device!r}") from None
+        raise BrokenDocument(f"has device {_shown(device)}") from None
     if not isinstance(configs, dict):
         raise BrokenDocument("has no configs")
     for entry in configs.values():
@@ -249,7 +305,7 @@ def config_id(key: GroupedGemmConfig) -> str:
 def kind_of(identity: Any) -> DeviceKind:
     """The kind of device of an identity; raises ValueError for anything else."""
     try:
-        return DeviceKind(str(identity["kind"]), str(identity["target"]), int(identity["compute_units"]))
+        return DeviceKind(identity["kind"], identity["target"], identity["compute_units"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"identity: is none that identity() gave ({type(error).__name__}: {error})") from None
 
@@ -257,7 +313,7 @@ def kind_of(identity: Any) -> DeviceKind:
 def versions_in(identity: Mapping[str, Any], backend: str) -> dict[str, str]:
     """The versions that matter to a backend, out of an identity."""
     try:
-        return {name: identity["versions"][name] for name in identity.get("backends", {}).get(backend, ["hipgroupgemm"])}
+        return {name: str(identity["versions"][name]) for name in identity.get("backends", {}).get(backend, ["hipgroupgemm"])}
     except (KeyError, TypeError) as error:
         raise ValueError(f"identity: is none that identity() gave ({type(error).__name__}: {error})") from None
 
@@ -295,8 +351,9 @@ def keep_rows(rows: Sequence[TuningRow], winner: TuningRow | None = None) -> tup
 
 def results_of(report: TuningReport) -> list[StoredRecord]:
     """What a report has to store: one result for each backend with an algorithm that is right and timed."""
-    right = [row for row in report.rows if row.verdict == "ok" and row.median_ms is not None and 0 < row.median_ms < math.inf]
+    right = [row for row in report.rows if _timed(row)]
     winner = best_row(right)
+    compared = tuple(dict.fromkeys(row.algorithm.backend for row in report.rows if row.verdict != "untimed"))
     device = kind_of(report.identity)
     return [
         StoredRecord(
@@ -308,7 +365,8 @@ def results_of(report: TuningReport) -> list[StoredRecord]:
             report.size_class,
             report.origin,
             _summary(report),
-            report.started,
+            _not_after_now(report.started),
+            compared,
         )
         for backend in dict.fromkeys(row.algorithm.backend for row in right)
     ]
@@ -332,6 +390,22 @@ def dated_after(results: Sequence[StoredRecord], stored: Iterable[Any]) -> list[
     if later == date:
         return list(results)
     return [dataclasses.replace(result, tuned=later.isoformat(timespec="microseconds")) for result in results]
+
+
+def date_back(stored: list[Any], before: datetime.datetime) -> None:
+    """Gives results that are dated in the future a date before another: the clock of whoever wrote them was wrong, so what is stored now is
+    the later one. Else it could not take their place until that date.
+
+    Args:
+        stored: a config's results as they stand in a document; is changed.
+        before: the date of what is to be stored.
+    """
+    now = _now()
+    earlier = max(before, _EARLIEST) - _TICK
+    for place, result in enumerate(stored):
+        with contextlib.suppress(ValueError):
+            if isinstance(result, Mapping) and parse_date(result.get("tuned")) > now:
+                stored[place] = {**result, "tuned": earlier.isoformat()}
 
 
 def condemned_by(report: TuningReport) -> set[tuple[str, int, str]]:
@@ -361,4 +435,5 @@ def merge_result(old: StoredRecord, new: StoredRecord, judged: Iterable[MatmulAl
         return later
     known = {(a.index, a.name) for a in (*(row.algorithm for row in later.rows), *(judged if later is new else ()))}
     left = [row for row in earlier.rows if (row.algorithm.index, row.algorithm.name) not in known]
-    return dataclasses.replace(later, rows=keep_rows([*later.rows, *left])) if left else later
+    compared = tuple(dict.fromkeys([*later.compared, *earlier.compared]))
+    return dataclasses.replace(later, rows=keep_rows([*later.rows, *left]) if left else later.rows, compared=compared)

@@ -14,7 +14,7 @@ from typing import Any
 from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
 
-__all__ = ["SEED", "USER", "VERDICTS", "TuningReport", "TuningRow", "best_row"]
+__all__ = ["SEED", "USER", "VERDICTS", "TuningReport", "TuningRow", "best_row", "printable"]
 
 VERDICTS = ("ok", "behind", "wrong", "nondeterministic", "crashed", "hung", "failed", "untimed")
 """ok: right and timed; only these can win. behind: right, but so slow that its timing was stopped early. wrong: a result that is not
@@ -27,6 +27,7 @@ that the caller gave."""
 
 SCHEMA = 1
 _TIE = 0.01
+_LARGEST = 1 << 63
 _MEASURES = ("median_ms", "p10_ms", "p90_ms", "tflops", "fraction", "error", "error_limit")
 
 
@@ -98,17 +99,16 @@ class TuningRow:
         """The row that `to_dict` wrote; raises ValueError for anything else."""
         try:
             algorithm = MatmulAlgorithm(
-                backend=str(data["backend"]),
-                index=int(data["index"]),
-                name=str(data["name"]),
-                workspace_size=int(data["workspace_size"]),
-                deterministic=bool(data["deterministic"]),
+                backend=_text(data["backend"]),
+                index=_integer(data["index"], -_LARGEST),
+                name=_text(data["name"]),
+                workspace_size=_integer(data["workspace_size"]),
+                deterministic=_flag(data["deterministic"]),
             )
-            values = {name: None if data[name] is None else float(data[name]) for name in _MEASURES}
-            return cls(
-                algorithm, str(data["verdict"]), str(data["reason"]), checked=int(data["checked"]), samples=int(data["samples"]), **values
-            )
-        except (KeyError, TypeError) as error:
+            values = {name: None if data[name] is None else _float(data[name]) for name in _MEASURES}
+            checked, samples = _integer(data["checked"]), _integer(data["samples"])
+            return cls(algorithm, _text(data["verdict"]), _text(data["reason"]), checked=checked, samples=samples, **values)
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"row: is none that to_dict() wrote ({type(error).__name__}: {error})") from None
 
 
@@ -195,12 +195,15 @@ class TuningReport:
         if data.keys() - {"schema"} != names:
             missing, unknown = sorted(names - data.keys()), sorted(data.keys() - names - {"schema"})
             raise ValueError(f"report: missing fields {missing}, unknown fields {unknown}")
-        values = {name: data[name] for name in names}
-        values["config"] = GroupedGemmConfig.from_json(json.dumps(data["config"]))
-        values["rows"] = [TuningRow.from_dict(row) for row in data["rows"]]
-        values["seconds"] = float(data["seconds"])
-        values["floor_ms"] = None if data["floor_ms"] is None else float(data["floor_ms"])
-        return cls(**values)
+        try:
+            values = {name: data[name] for name in names}
+            values["config"] = GroupedGemmConfig.from_json(json.dumps(data["config"]))
+            values["rows"] = [TuningRow.from_dict(row) for row in data["rows"]]
+            values["seconds"] = _float(data["seconds"])
+            values["floor_ms"] = None if data["floor_ms"] is None else _float(data["floor_ms"])
+            return cls(**values)
+        except (TypeError, OverflowError, RecursionError) as error:
+            raise ValueError(f"report: is none that to_dict() wrote ({type(error).__name__}: {error})") from None
 
     def to_json(self, path: Path | str | None = None) -> str:
         """The report as JSON text; also written to `path`, whole or not at all, where one is given."""
@@ -215,7 +218,7 @@ class TuningReport:
         text = source.read_text("utf-8") if isinstance(source, Path) else source
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"report: not JSON ({error}); pass what to_json() returned, or a Path") from None
         return cls.from_dict(data)
 
@@ -249,7 +252,8 @@ class TuningReport:
         writer = csv.DictWriter(buffer, names, lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            writer.writerow({name: "" if row[name] is None else row[name] for name in names})
+            cells = {name: "" if row[name] is None else row[name] for name in names}
+            writer.writerow({name: printable(cell) if isinstance(cell, str) else cell for name, cell in cells.items()})
         if path is not None:
             _write(path, buffer.getvalue())
         return buffer.getvalue()
@@ -277,6 +281,40 @@ class TuningReport:
 
 
 _ROW_NAMES = ("backend", "index", "name", "workspace_size", "deterministic", *(field.name for field in dataclasses.fields(TuningRow)[1:]))
+
+
+def printable(text: str) -> str:
+    """`text` with what UTF-8 has no bytes for written as an escape: a lone surrogate can't be printed, nor written to a file."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"got {type(value).__name__}, wanted text")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"got {type(value).__name__}, wanted true or false")
+    return value
+
+
+def _integer(value: Any, least: int = 0) -> int:
+    """An integer that fits into 64 bits with a sign, or one as text, as it stands in a CSV file."""
+    value = int(value) if isinstance(value, str) else value
+    if type(value) is not int:
+        raise TypeError(f"got {type(value).__name__}, wanted an integer")
+    if not least <= value < _LARGEST:
+        raise OverflowError(f"got an integer that is not from {least} to 2^63 - 1")
+    return value
+
+
+def _float(value: Any) -> float:
+    """A number, or text of one, as `_plain` writes those that JSON has no word for."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError(f"got {type(value).__name__}, wanted a number")
+    return float(value)
 
 
 def _plain(value: Any) -> Any:

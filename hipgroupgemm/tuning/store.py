@@ -14,37 +14,45 @@ if nothing were stored.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
 import os
 import re
+import reprlib
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hipgroupgemm.backends import backend_names, get_backend, selection_changed
+from hipgroupgemm.backends import backend_names, get_backend, select_backend, selection_changed
 from hipgroupgemm.backends.base import MatmulAlgorithm, find_algorithm, versions_of
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.directories import CACHE_VARIABLE, cache_directory
 from hipgroupgemm.tuning.answer import Asked, answer
+from hipgroupgemm.tuning.entries import (
+    MergeCounts,
+    checked_kind,
+    drop_empty,
+    entries_of,
+    insert_result,
+    record_of,
+    records_of,
+    results_at,
+    strike,
+)
 from hipgroupgemm.tuning.files import StoreFile, StoreWriteError, warn_once
 from hipgroupgemm.tuning.identity import DeviceKind, device_kind, device_name
 from hipgroupgemm.tuning.records import (
     SCHEMA,
     StoredRecord,
-    check_document,
     condemned_by,
     config_id,
+    date_back,
     dated_after,
     kind_of,
-    merge_result,
     new_document,
     results_of,
-    versions_in,
 )
-from hipgroupgemm.tuning.report import TuningReport
+from hipgroupgemm.tuning.report import TuningReport, printable
 from hipgroupgemm.views import Device
 
 __all__ = ["MergeCounts", "StoreWriteError", "StoredRecord", "TuningStore", "default_store", "store_directory", "why_off"]
@@ -59,42 +67,42 @@ _OFF = ("off", "0", "no", "false", "none")
 _JUDGED = ("ok", "behind", "wrong", "nondeterministic", "crashed", "hung")
 
 
-@dataclasses.dataclass
-class MergeCounts:
-    """What became of the results that were merged in.
-
-    Attributes:
-        added: new ones. updated: ones that were there in an older or slower form. kept: ones whose present form won, or that are equal.
-        conflicts: how many of the updated and kept name another best algorithm than the result that was there.
-        skipped: ones that this version does not understand.
-    """
-
-    added: int = 0
-    updated: int = 0
-    kept: int = 0
-    conflicts: int = 0
-    skipped: int = 0
-
-
 def store_directory() -> Path | None:
-    """The directory of the store by the environment, absolute; None where it is off, or there is no home directory."""
+    """The directory of the store by the environment, absolute; None where it is off, or there is no such place, see `why_off`.
+
+    Raises nothing: a variable that names no place (`~` of a user who has no home, a relative one where the current directory is gone)
+    costs one warning, and there is no store.
+    """
     named = os.environ.get(VARIABLE, "").strip()
     if named.lower() in _OFF:
         return None
-    base = cache_directory()
-    place = Path(named).expanduser() if named else base / "tuning" if base is not None else None
-    return None if place is None else _absolute(place)
+    try:
+        base = cache_directory()
+        place = Path(named).expanduser() if named else base / "tuning" if base is not None else None
+        return None if place is None else _absolute(place)
+    except (RuntimeError, OSError, ValueError) as error:
+        warn_once(("place", named), "tuning store: %s=%s names no directory (%s); going on without it", VARIABLE, named, error)
+        return None
 
 
 def why_off() -> str:
     """Why `store_directory` is None, where it is."""
     named = os.environ.get(VARIABLE, "").strip()
-    return f"{VARIABLE}={named}" if named else f"there is no home directory; {VARIABLE} can name one for it"
+    if named:
+        return f"{VARIABLE}={named}{'' if named.lower() in _OFF else ', which is no place that can be found'}"
+    return f"there is no home directory; {VARIABLE} can name one for it"
 
 
 def _absolute(path: Path) -> Path:
     """A relative one is of the directory that is the current one now, not of what it may be later."""
     return Path(os.path.abspath(path))
+
+
+def _told(error: Exception) -> str:
+    try:
+        return printable(f"{type(error).__name__}: {error}")
+    except Exception:  # a backend's, which can't tell what it is
+        return type(error).__name__
 
 
 class TuningStore:
@@ -156,11 +164,24 @@ class TuningStore:
 
         Returns:
             A record whose `algorithm` is the one to take. A stale one is passed over with one warning. Raises nothing.
+
+        Without `backend` the answer may change the backend that a plan would have. So it must have been compared: the algorithm is of the
+        backend that comes first anyway, or that backend was tried in the same tuning, or on the same sizes. What was tuned for one backend
+        alone (`backends="triton"`) always answers for that one by name.
         """
         if self.directory is None:
             why_not(f"it is off ({why_off()})")
             return None
         key = key.key()
+        try:
+            return self._answer(key, device, Asked(size_class, backend, deterministic), why_not)
+        except Exception as error:  # a plan can do without
+            told = _told(error)
+            warn_once(("lookup", self.directory, type(error)), "tuning store: %s is not used (%s)", self.directory, told)
+            why_not(told)
+            return None
+
+    def _answer(self, key: GroupedGemmConfig, device: Device, asked: Asked, why_not: Callable[[str], object]) -> StoredRecord | None:
         file = self._of_device.get(device)
         if file is None:
             try:
@@ -178,34 +199,42 @@ class TuningStore:
         if entry is None:
             why_not(f"nothing is stored for this config on {file.device} in {self.directory}")
             return None
-        try:
-            memo = file.memo(document)
-            records = memo.get(name)
-            if records is None:
-                records = memo[name] = list(_records_of(entry, file, key))
-            if not records:
-                why_not(f"what is stored for this config in {file.path} is not understood")
-                return None
-            here = _Here(key, device, file)
-            found = answer(records, Asked(size_class, backend, deterministic), here)
-            if found is None:
-                why_not("; ".join(dict.fromkeys(here.reasons)) or "what is stored for this config can't be used")
-            return found
-        except Exception as error:  # a plan can do without
-            warn_once(("lookup", file.path), "tuning store: %s is not used (%s: %s)", file.path, type(error).__name__, error)
-            why_not(f"{type(error).__name__}: {error}")
+        memo = file.memo(document)
+        records = memo.get(name)
+        if records is None:
+            records = memo[name] = list(records_of(entry, file, key))
+        if not records:
+            why_not(f"what is stored for this config in {file.path} is not understood")
             return None
+        here = _Here(key, device, file)
+        found = answer(records, asked, here)
+        if found is None:
+            why_not("; ".join(dict.fromkeys(here.reasons)) or "what is stored for this config can't be used")
+        return found
 
     def records(self) -> list[StoredRecord]:
-        """All results of all devices that can be understood."""
-        return [record for file in self._all_files() for _, record in _entries(file.document(), file)]
+        """All results of all devices that can be understood. A directory that can't be read has none and costs one warning."""
+        return [record for file in self._all_files() for _, record in entries_of(file.document(), file)]
 
     def _all_files(self) -> list[StoreFile]:
-        if self.directory is None or not self.directory.is_dir():
+        if self.directory is None:
             return []
-        names = sorted(os.listdir(self.directory))
-        matches = [match for match in map(_NAME.fullmatch, names) if match]
-        return [self._file(DeviceKind(m[1], urllib.parse.unquote(m[2]), int(m[3]))) for m in matches]
+        try:
+            names = sorted(os.listdir(self.directory))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except (OSError, ValueError) as error:
+            warn_once(("list", self.directory), "tuning store: can't read %s (%s); going on without it", self.directory, error)
+            return []
+        found = []
+        for match in filter(None, map(_NAME.fullmatch, names)):
+            try:
+                file = self._file(DeviceKind(match[1], urllib.parse.unquote(match[2]), int(match[3])))
+            except ValueError:  # no device has that
+                continue
+            if file.path.name == match[0]:  # else it is no name that is looked up
+                found.append(file)
+        return found
 
     # ---- storing -----------------------------------------------------------------------------------------------------------
 
@@ -230,14 +259,16 @@ class TuningStore:
         held: list[StoredRecord] = []
 
         def change(document: dict[str, Any]) -> bool:
-            stored = _results(document, key, create=bool(results))
-            struck = _strike(stored, condemned, report, file)
+            stored = results_at(document, key, create=bool(results))
+            if results:
+                date_back(stored, results[0].date)
+            struck = strike(stored, condemned, report, file)
             for result in dated_after(results, stored):
                 own = [algorithm for algorithm in judged if algorithm.backend == result.backend]
-                merged = _insert(stored, result, file, MergeCounts(), own)
+                merged = insert_result(stored, result, file, MergeCounts(), own)
                 if merged is not None:
                     held.append(merged)
-            _drop_empty(document, key)
+            drop_empty(document, key)
             return struck or bool(held)
 
         try:
@@ -264,27 +295,35 @@ class TuningStore:
             ValueError: neither of these, or of a later version of this package; nothing is merged then.
             StoreWriteError: a file can't be written; files of other devices may have been merged.
         """
-        documents = source.get("documents") if isinstance(source, dict) and source.get("format") == EXPORT_FORMAT else [source]
+        documents: Any = [source]
+        if isinstance(source, dict) and source.get("format") == EXPORT_FORMAT:
+            documents, schema = source.get("documents"), source.get("schema")
+            if type(schema) is not int or schema != SCHEMA:
+                raise ValueError(f"source: is an export of schema {reprlib.repr(schema)}, this version of hipgroupgemm knows {SCHEMA}")
         if not isinstance(documents, list):
             raise ValueError("source: is an export without documents")
-        kinds = [_checked(document) for document in documents]
+        kinds = [checked_kind(document) for document in documents]
         counts = MergeCounts()
         for kind, document in zip(kinds, documents, strict=True):
             file = self._file(kind)
             incoming: list[StoredRecord] = []
             for entry in document["configs"].values():
                 before = len(incoming)
-                incoming += _records_of(entry, file, None)
+                incoming += records_of(entry, file, None)
                 counts.skipped += len(entry["results"]) - (len(incoming) - before)
 
             def change(target: dict[str, Any], file: StoreFile = file, incoming: list[StoredRecord] = incoming) -> bool:
                 before = counts.added + counts.updated
                 for record in incoming:
-                    _insert(_results(target, record.config, create=True), record, file, counts)
+                    stored = results_at(target, record.config, create=True)
+                    date_back(stored, record.date)
+                    insert_result(stored, record, file, counts)
                 return not dry_run and counts.added + counts.updated > before
 
             if dry_run:
-                change(json.loads(json.dumps(file.document() or new_document(kind))))
+                there = file.document() or new_document(kind)
+                copies = {name: {**entry, "results": list(entry["results"])} for name, entry in there["configs"].items()}
+                change({**there, "configs": copies})  # which puts results in the places of others, and changes none
             elif file.update(change):
                 selection_changed()
         return counts
@@ -294,9 +333,9 @@ class TuningStore:
         documents = []
         for file in self._all_files():
             document = new_document(file.device)
-            for key, record in _entries(file.document(), file):
+            for key, record in entries_of(file.document(), file):
                 if wanted(record):
-                    _results(document, key, create=True).append(record.to_dict())
+                    results_at(document, key, create=True).append(record.to_dict())
             if document["configs"]:
                 documents.append(document)
         return {"format": EXPORT_FORMAT, "schema": SCHEMA, "documents": documents}
@@ -309,9 +348,9 @@ class TuningStore:
         removed: list[StoredRecord] = []
         for file in self._all_files():
             if dry_run:
-                removed += [record for _, record in _entries(file.document(), file) if unwanted(record)]
+                removed += [record for _, record in entries_of(file.document(), file) if unwanted(record)]
                 continue
-            if not any(unwanted(record) for _, record in _entries(file.document(), file)):
+            if not any(unwanted(record) for _, record in entries_of(file.document(), file)):
                 continue
             gone: list[StoredRecord] = []
 
@@ -319,7 +358,7 @@ class TuningStore:
                 for name, entry in list(document["configs"].items()):
                     left = []
                     for result in entry["results"]:
-                        record = _record(entry, result, file)
+                        record = record_of(entry, result, file)
                         if record is not None and unwanted(record):
                             gone.append(record)
                         else:
@@ -359,6 +398,12 @@ class _Here:
     def unanswered(self, reason: str) -> None:
         self.reasons.append(reason)
 
+    def otherwise(self) -> str | None:
+        try:
+            return select_backend(self._key, self._device).name
+        except NotImplementedError:
+            return None
+
     def stale(self, record: StoredRecord, reason: str) -> None:
         self.reasons.append(f"the stored result of backend {record.backend} is stale: {reason}")
         # once for each cause, not for each of the many results that it may make stale
@@ -370,113 +415,6 @@ class _Here:
             record.device,
             reason,
         )
-
-
-# ---- results in a document -----------------------------------------------------------------------------------------------------
-
-
-def _checked(document: Any) -> DeviceKind:
-    """The device of a document that is to be merged."""
-    try:
-        return check_document(document)
-    except ValueError as error:
-        raise ValueError(f"source: {error}; wanted what `hipgroupgemm store export` wrote, or a file of a tuning store") from None
-
-
-def _key_of(entry: Mapping[str, Any]) -> GroupedGemmConfig:
-    """The key that an entry is for; raises ValueError for a config that this version does not know."""
-    return GroupedGemmConfig.from_json(json.dumps(entry["config"])).key()
-
-
-def _records_of(entry: Mapping[str, Any], file: StoreFile, key: GroupedGemmConfig | None) -> Iterator[StoredRecord]:
-    """An entry's results that can be understood, those of `key` where one is given."""
-    try:
-        own = _key_of(entry)
-        if key is not None and own != key:
-            raise ValueError("config: is not the one that its name says")
-    except ValueError as error:
-        warn_once(("config", file.path, str(error)), "tuning store: %s has a config that is not understood (%s)", file.path, error)
-        return
-    for result in entry["results"]:
-        try:
-            yield StoredRecord.from_dict(own, file.device, result)
-        except ValueError as error:
-            warn_once(("result", file.path, str(error)), "tuning store: %s has a result that is not understood (%s)", file.path, error)
-
-
-def _record(entry: Mapping[str, Any], result: Any, file: StoreFile) -> StoredRecord | None:
-    return next(_records_of({**entry, "results": [result]}, file, None), None)
-
-
-def _entries(document: Mapping[str, Any] | None, file: StoreFile) -> Iterator[tuple[GroupedGemmConfig, StoredRecord]]:
-    """All results of a document that can be understood, with their config's key."""
-    for entry in document["configs"].values() if document is not None else ():
-        for record in _records_of(entry, file, None):
-            yield record.config, record
-
-
-def _results(document: dict[str, Any], key: GroupedGemmConfig, *, create: bool) -> list[Any]:
-    """The list of a config's results in a document."""
-    configs, name = document["configs"], config_id(key)
-    if name not in configs:
-        if not create:
-            return []
-        configs[name] = {"config": json.loads(key.to_json()), "results": []}
-    results: list[Any] = configs[name]["results"]
-    return results
-
-
-def _drop_empty(document: dict[str, Any], key: GroupedGemmConfig) -> None:
-    if document["configs"].get(config_id(key), {}).get("results") == []:
-        del document["configs"][config_id(key)]
-
-
-def _insert(
-    results: list[Any], record: StoredRecord, file: StoreFile, counts: MergeCounts, judged: Sequence[MatmulAlgorithm] = ()
-) -> StoredRecord | None:
-    """Puts a result among those of its config, in the place of the one that stands for the same thing.
-
-    Returns what stands there now, None where that is what was there.
-    """
-    for place, result in enumerate(results):
-        try:
-            old = StoredRecord.from_dict(record.config, file.device, result)
-        except ValueError:  # not understood, and not ours to drop
-            continue
-        if old.slot != record.slot:
-            continue
-        merged = merge_result(old, record, judged)
-        if merged == old:
-            counts.kept += 1
-        else:
-            counts.updated += 1
-            results[place] = {**result, **merged.to_dict()}
-        if (old.algorithm.index, old.algorithm.name) != (record.algorithm.index, record.algorithm.name):
-            counts.conflicts += 1
-        return None if merged == old else merged
-    results.append(record.to_dict())
-    counts.added += 1
-    return record
-
-
-def _strike(results: list[Any], condemned: set[tuple[str, int, str]], report: TuningReport, file: StoreFile) -> bool:
-    """Takes algorithms that a report found wrong out of a config's results, whatever sizes they were tuned on. Whether there were any."""
-    struck = False
-    key = report.config.key()
-    for result in list(results) if condemned else ():
-        try:
-            old = StoredRecord.from_dict(key, file.device, result)
-        except ValueError:
-            continue
-        if old.versions != versions_in(report.identity, old.backend):
-            continue
-        left = tuple(row for row in old.rows if (old.backend, row.algorithm.index, row.algorithm.name) not in condemned)
-        if left == old.rows:
-            continue
-        struck = True
-        place = results.index(result)
-        results[place : place + 1] = [{**result, **dataclasses.replace(old, rows=left).to_dict()}] if left else []
-    return struck
 
 
 # ---- the store of this process -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hipgroupgemm.benchmark.table import bytes_text, number_text
 from hipgroupgemm.tuning.columns import Column, fitting_table, noise_text, shorten
-from hipgroupgemm.tuning.report import TuningReport, TuningRow
+from hipgroupgemm.tuning.report import TuningReport, TuningRow, printable
 
 __all__ = ["ReportTable", "plot_report", "summary_text"]
 
@@ -34,16 +34,17 @@ class ReportTable:
         yield _table(self.report, options.max_width)
         for row in self.report.rows:
             if row.verdict not in ("ok", "behind") and row.reason:
-                yield Text(f"{row.algorithm.backend} {row.algorithm.index} {row.algorithm.name}: {row.verdict}: {row.reason}")
+                told = f"{row.algorithm.backend} {row.algorithm.index} {row.algorithm.name}: {row.verdict}: {row.reason}"
+                yield Text(printable(told))
         for note in _notes(self.report):
-            yield Text(note)
+            yield Text(printable(note))
 
 
 def _table(report: TuningReport, width: int) -> Table:
     rows, best = report.rows, report.best
 
     def cells(text: Callable[[TuningRow], str]) -> list[str]:
-        return [text(row) for row in rows]
+        return [printable(text(row)) for row in rows]
 
     columns = [
         Column("", cells(lambda row: "*" if row is best else ""), right=False),
@@ -61,7 +62,7 @@ def _table(report: TuningReport, width: int) -> Table:
         Column("verdict", cells(lambda row: row.verdict), right=False),
     ]
     styles = ["bold" if row is best else _STYLES.get(row.verdict, "red") for row in rows]
-    return fitting_table(columns, styles, width, _title(report))
+    return fitting_table(columns, styles, width, printable(_title(report)))
 
 
 def summary_text(report: TuningReport) -> str:
@@ -78,7 +79,7 @@ def summary_text(report: TuningReport) -> str:
         )
     counts = Counter(row.verdict for row in report.rows)
     lines.append(f"candidates: {', '.join(f'{count} {verdict}' for verdict, count in counts.items()) or 'none'}")
-    return "\n".join([*lines, *_notes(report)])
+    return printable("\n".join([*lines, *_notes(report)]))
 
 
 def _notes(report: TuningReport) -> list[str]:
@@ -136,7 +137,7 @@ def plot_report(report: TuningReport, path: Path, count: int) -> None:
     axis.set_xlabel("median ms, cold (line: p10 to p90; dashed: the floor; grey: stopped early; red: not right)", fontsize=8)
     axis.grid(axis="x", color="0.88", zorder=0)
     axis.spines[["top", "right"]].set_visible(False)
-    title = _title(report) + (f"\n{len(shown)} of {len(timed)} timed" if len(shown) < len(timed) else "")
+    title = printable(_title(report)) + (f"\n{len(shown)} of {len(timed)} timed" if len(shown) < len(timed) else "")
     figure.suptitle(title, fontsize=8, wrap=True)
     figure.savefig(path, dpi=_DPI)
 
@@ -147,4 +148,4 @@ def _median(row: TuningRow) -> float:
 
 def _label(row: TuningRow, best: bool) -> str:
     name = row.algorithm.name
-    return f"{'* ' if best else ''}{row.algorithm.backend} {shorten(name, 44)}"
+    return f"{'* ' if best else ''}{row.algorithm.backend} {printable(shorten(name, 44))}"
