@@ -241,6 +241,7 @@ class Session:
         """Frees candidates, operands and workbench, as far as the device lets it."""
         for _, algorithm in list(self._prepared.values()):
             self.forget(algorithm)
+        self._note("close")
         self._sizes.clear()
         self._operands, self._unread = [], None
         with contextlib.suppress(Exception):
