@@ -230,6 +230,12 @@ class _Executable(Executable):
         run_config(arguments.config, arguments)
         threading.Timer(float(milliseconds) / 1e3, os.abort).start()
 
+    def run_dies_in_company(self, arguments: Arguments, _: str) -> None:
+        """Right where no other algorithm was prepared in this process."""
+        run_config(arguments.config, arguments)
+        if len(self.backend.states) > 1:
+            os.abort()
+
     def run_limits_memory(self, arguments: Arguments, _: str) -> None:
         """Raises, in a process that has no memory left for anybody."""
         resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
@@ -352,6 +358,13 @@ class Unaskable(TuningDouble):
 
     def compile_ahead(self, *_: Any) -> None:
         raise OSError("the compiler is not there")
+
+
+class Wordless(TuningDouble):
+    """One that cannot be sent to a worker, nor say why."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise _Unspeakable
 
 
 class UnloadableDouble(TuningDouble):

@@ -12,7 +12,7 @@ from typing import Any
 
 from hipgroupgemm.backends.base import Backend, MatmulAlgorithm
 from hipgroupgemm.tuning import child
-from hipgroupgemm.tuning.session import Session, SessionError, Task
+from hipgroupgemm.tuning.session import Session, SessionError, Task, error_text
 from hipgroupgemm.tuning.verify import Outcome
 
 __all__ = ["ChildLane", "Lane", "LocalLane", "Patience", "WorkerUnavailable", "pickled"]
@@ -133,6 +133,9 @@ class LocalLane(Lane):
             outcome = step()
         except SessionError as error:  # whoever has taken the memory: in this process there is no telling
             return Outcome("untimed", str(error))
+        except Exception as error:  # the workbench could not do its part
+            self._broken = self._session.healthy()
+            return Outcome("untimed", error_text(error))
         self._tell()
         if outcome.verdict == "failed":
             self._broken = self._session.healthy()
@@ -383,5 +386,5 @@ def pickled(backends: dict[str, Backend]) -> tuple[dict[str, bytes], dict[str, s
         try:
             done[name] = pickle.dumps(backend, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:
-            refused[name] = f"{type(error).__name__}: {error}"
+            refused[name] = error_text(error)
     return done, refused

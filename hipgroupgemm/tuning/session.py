@@ -270,6 +270,7 @@ class Session:
         """Frees candidates, operands and workbench, as far as the device lets it."""
         for _, algorithm in list(self._prepared.values()):
             self.forget(algorithm)
+        self._note("close")
         self._operands, self._made_for, self._set, self._spoiled = [], None, None, None
         self._inputs.clear()
         with contextlib.suppress(Exception):

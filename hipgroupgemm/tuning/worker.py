@@ -136,12 +136,14 @@ class _Server:
 
     def _load(self, pickled: dict[str, bytes]) -> dict[str, str]:
         """Takes over backends; returns by name why some can't be had here."""
+        from hipgroupgemm.tuning.session import error_text
+
         refused = {}
         for name, data in pickled.items():
             try:
                 self._backends[name] = pickle.loads(data)
             except Exception as error:
-                refused[name] = f"{type(error).__name__}: {error}"
+                refused[name] = error_text(error)
         return refused
 
     def _close(self) -> None:
