@@ -36,6 +36,11 @@ HGG_KERNEL hgg_touch(HGG_BY_VALUE hgg_memory_arguments arguments) {
   hgg::touch_block(arguments, shared);
 }
 
+HGG_KERNEL hgg_digest(HGG_BY_VALUE hgg_memory_arguments arguments) {
+  HGG_SHARED hgg::MemoryShared shared;
+  hgg::digest_block(arguments, shared);
+}
+
 #else
 
 #include <cstring>
@@ -71,6 +76,7 @@ extern "C" int hgg_host_judge(const char* kernel, const void* arguments, unsigne
   const auto same = [](const auto& a, auto& shared) { hgg::same_block(a, shared); };
   const auto gaps = [](const auto& a, auto& shared) { hgg::gaps_block(a, shared); };
   const auto touch = [](const auto& a, auto& shared) { hgg::touch_block(a, shared); };
+  const auto digest = [](const auto& a, auto& shared) { hgg::digest_block(a, shared); };
   using Memory = hgg_memory_arguments;
   if (std::strcmp(kernel, "hgg_judge") == 0)
     return run_judge_blocks<hgg::JudgeShared, hgg_judge_arguments>(arguments, grid, order, judge);
@@ -84,6 +90,8 @@ extern "C" int hgg_host_judge(const char* kernel, const void* arguments, unsigne
     return run_judge_blocks<hgg::MemoryShared, Memory>(arguments, grid, order, gaps);
   if (std::strcmp(kernel, "hgg_touch") == 0)
     return run_judge_blocks<hgg::MemoryShared, Memory>(arguments, grid, order, touch);
+  if (std::strcmp(kernel, "hgg_digest") == 0)
+    return run_judge_blocks<hgg::MemoryShared, Memory>(arguments, grid, order, digest);
   return 1;
 }
 

@@ -23,7 +23,8 @@ enum {
 /* What one block has seen. `first` and `first_nan` count (group, batch, row, column) of out in row-major
  * order, and are all ones where there is none; got, wanted and bound are those of `first`. */
 typedef struct hgg_findings {
-  hgg_u64 count; /* hgg_judge: elements compared; hgg_same: that differ; hgg_gaps: bytes that were written */
+  hgg_u64 count; /* hgg_judge: elements compared; hgg_same: that differ; hgg_gaps: bytes that were written;
+                  hgg_digest: the block's part of the sum */
   hgg_u64 wrong; /* hgg_judge: outside of their bound; hgg_inspect: not covered, and not what they must be */
   hgg_u64 first;
   double got;
@@ -95,7 +96,7 @@ typedef struct hgg_memory_arguments {
   hgg_i64 extent[4];
   hgg_i64 stride[4];
   hgg_i64
-      count; /* hgg_scatter: elements of the table; hgg_gaps: bytes of the buffer; hgg_touch: 16-byte words */
+      count; /* hgg_scatter: elements of the table; hgg_gaps: bytes of the buffer; hgg_touch, hgg_digest: 16-byte words */
   hgg_i64 first; /* hgg_gaps: how far into the buffer base lies; hgg_scatter: where in the table to begin */
   hgg_i64 skip;  /* hgg_gaps: bytes from `first` on that are known to be elements */
   hgg_u64 findings; /* out, one for each block; 0 for hgg_scatter */

@@ -1,5 +1,5 @@
-// Walks over an operand's memory: filling it with numbers, looking between its elements, comparing bits, and
-// reading more than the caches hold.
+// Walks over an operand's memory: filling it with numbers, looking between its elements, comparing bits,
+// reading more than the caches hold, and telling whether it has changed.
 #ifndef HGG_MEMORY_H
 #define HGG_MEMORY_H
 
@@ -134,6 +134,34 @@ HGG_FUNCTION void touch_block(const hgg_memory_arguments& a, MemoryShared& share
       } x;
       x.vector = read<hgg_vector>(a.base + 16 * i);
       sum |= x.word[0] | x.word[1];
+    }
+    mine.count = sum;
+  }
+  report(a.findings, shared.found, found);
+}
+
+HGG_FUNCTION hgg_u64 mixed(hgg_u64 x) {
+  x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ull;
+  x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ull;
+  return x ^ (x >> 32);
+}
+
+// A number made of `count` words of 16 bytes and of their places: the sum over all half words of a one-to-one
+// function of the half word and its place, so that any change to one of them changes it.
+HGG_FUNCTION void digest_block(const hgg_memory_arguments& a, MemoryShared& shared) {
+  HGG_PRIVATE(hgg_findings, found);
+  HGG_STEP(t) {
+    hgg_findings& mine = HGG_OWN(found, t);
+    mine = nothing_found();
+    const hgg_u64 step = (hgg_u64)grid_size() * HGG_THREADS, odd = 0x9e3779b97f4a7c15ull;
+    hgg_u64 sum = 0;
+    for (hgg_u64 i = (hgg_u64)block_index() * HGG_THREADS + (hgg_u64)t; i < (hgg_u64)a.count; i += step) {
+      union {
+        hgg_vector vector;
+        hgg_u64 word[2];
+      } x;
+      x.vector = read<hgg_vector>(a.base + 16 * i);
+      sum += mixed(x.word[0] + (2 * i + 1) * odd) + mixed(x.word[1] + (2 * i + 2) * odd);
     }
     mine.count = sum;
   }

@@ -56,6 +56,16 @@ def test_bitwise_differences(bench, name, rng):
     contract.check_same(bench, CASES[name], rng)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_changed_inputs_show_and_contents_change_in_place(bench, name):
+    contract.check_digests_and_renewal(bench, CASES[name])
+    contract.check_out_full_of_numbers(bench, CASES[name])
+
+
+def test_sizes_change_in_place(bench):
+    contract.check_sizes_in_place(bench)
+
+
 def test_sampling(bench):
     contract.check_sampling_finds_a_wrong_tile(bench)
 

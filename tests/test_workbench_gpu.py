@@ -46,6 +46,8 @@ def test_operands_and_right_results(bench, name, rng):
     contract.check_right_result_passes(bench, CASES[name])
     contract.check_others_rows_do_not_matter(bench, CASES[name])
     contract.check_same(bench, CASES[name], rng)
+    contract.check_digests_and_renewal(bench, CASES[name])
+    contract.check_out_full_of_numbers(bench, CASES[name])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -62,6 +64,7 @@ def test_tails_small_errors_and_copies(bench):
     contract.check_small_errors(bench)
     contract.check_copies_and_refusals(bench)
     contract.check_scalars_and_offsets(bench)
+    contract.check_sizes_in_place(bench)
 
 
 @pytest.mark.parametrize("name", ["forward bfloat16", "c", "weight gradient float16", "forward, a batch of sizes"])

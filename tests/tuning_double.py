@@ -75,7 +75,8 @@ class _Executable(Executable):
 
     def sizes(self, arguments: Arguments) -> np.ndarray[Any, Any]:
         view = arguments.group_sizes
-        return numpy_view(view.pointer, view.shape, view.strides, view.dtype)
+        given = numpy_view(view.pointer, view.shape, view.strides, view.dtype)
+        return np.diff(given, axis=-1, prepend=0) if arguments.ends else given
 
     # ---- what is right -------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from hipgroupgemm.backends import get_backend
 from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.groups import GroupFault
 from hipgroupgemm.runtime import get_runtime
 from hipgroupgemm.runtime.parameters import KernelParameters
 
@@ -49,6 +50,9 @@ class _Executable(Executable):
         for index, pointer in enumerate(pointers):
             parameters[index] = pointer
         self.runtime.launch(self.module.get_function(name), (1, 1, 1), (1, 1, 1), 0, self.stream, parameters)
+
+    def check(self) -> GroupFault | None:
+        return self.inner.check()
 
     def explain(self) -> str:
         return f"{self.inner.explain()}; then {self.harm}"

@@ -337,6 +337,85 @@ def check_sampling_finds_a_wrong_tile(bench: Workbench) -> None:
     bench.release(operands)
 
 
+def check_digests_and_renewal(bench: Workbench, case: Case) -> None:
+    """A digest tells of any byte of an input, gaps and guards included, and of nothing else; renewed inputs are others, where they were."""
+    (operands,) = bench.operands(case.config, seed=13)
+    inputs = [name for name in operands.layouts if name != "out"]
+    before = bench.digest(operands)
+    assert sorted(before) == sorted(inputs) and before == bench.digest(operands)
+    bench.poison(operands)
+    assert before == bench.digest(operands)
+    for name in inputs:
+        layout = operands.layouts[name]
+        if not layout.size:
+            continue
+        for offset in (-1, 0, layout.reach // 2, layout.reach - 1, layout.reach):
+            address = getattr(operands, name) + offset
+            held = peek(bench, address, 1)
+            poke(bench, address, held ^ 1)
+            after = bench.digest(operands)
+            assert [one for one in inputs if after[one] != before[one]] == [name], (name, offset)
+            poke(bench, address, held)
+        if layout.reach > 16 and (peek(bench, getattr(operands, name), 8) != peek(bench, getattr(operands, name) + 8, 8)).any():
+            both = peek(bench, getattr(operands, name), 16)
+            poke(bench, getattr(operands, name), np.roll(both, 8))
+            assert bench.digest(operands)[name] != before[name], "two words that change places"
+            poke(bench, getattr(operands, name), both)
+    assert before == bench.digest(operands)
+    values = {name: bench.values(operands, name) for name in inputs}
+    where = [getattr(operands, name) for name in operands.layouts]
+    bench.renew(operands, seed=14)
+    assert where == [getattr(operands, name) for name in operands.layouts]
+    for name in inputs:
+        now = bench.values(operands, name)
+        assert np.isfinite(now.astype(np.float64)).all()
+        if now.size > 30:
+            assert (now != values[name]).mean() > 0.5
+            assert bench.digest(operands)[name] != before[name]
+    bench.renew(operands, seed=13)
+    for name in inputs:
+        np.testing.assert_array_equal(bench.values(operands, name), values[name])
+    bench.release(operands)
+
+
+def check_sizes_in_place(bench: Workbench) -> None:
+    for dtype in (np.int32, np.int64):
+        view = bench.sizes(np.array([[3, 4], [5, 6]], dtype))
+        np.testing.assert_array_equal(bench.contents(view), [[3, 4], [5, 6]])
+        bench.rewrite(view, np.array([[-1, 0], [2**31 - 1, 9]], dtype))
+        found = bench.contents(view)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, [[-1, 0], [2**31 - 1, 9]])
+
+
+def check_out_full_of_numbers(bench: Workbench, case: Case) -> None:
+    """What was finite before the run is judged as strictly, its gaps too, and a group may be left out."""
+    (operands,) = bench.operands(case.config, seed=15)
+    bench.poison(operands, 0x42)
+    values = bench.values(operands).astype(np.float64)
+    assert np.isfinite(values).all() and (np.abs(values) > 1).all()
+    if values.size and covered_rows(case).any():
+        assert "are wrong" in bench.judge(operands, case.host_sizes, fill=0x42).fault
+    put(bench, operands, right_result(bench, operands, case))
+    assert bench.judge(operands, case.host_sizes, fill=0x42).fault == ""
+    layout = operands.layouts["out"]
+    if layout.size:
+        poke(bench, operands.out + layout.reach, np.array([0xFF], np.uint8))
+        assert "1 bytes between or around" in bench.judge(operands, case.host_sizes, fill=0x42).fault
+        poke(bench, operands.out + layout.reach, np.array([0x42], np.uint8))
+    filled = np.flatnonzero(np.atleast_2d(case.host_sizes).any(axis=0))
+    if layout.size and case.config.ragged_mode is not Mode.BATCH and filled.size and case.config.k:
+        group = int(filled[-1])
+        for batch in range(case.config.batch_count):
+            sizes = np.broadcast_to(case.host_sizes, (case.config.batch_count, case.host_sizes.shape[-1]))[batch]
+            if sizes[group]:
+                contracting = case.config.ragged_mode is Mode.CONTRACTING
+                change(bench, operands, (group, batch, 0, 0) if contracting else (0, batch, int(sizes[: group + 1].sum()) - 1, 0), 2.0**15)
+        assert "are wrong" in bench.judge(operands, case.host_sizes, fill=0x42).fault
+        assert bench.judge(operands, case.host_sizes, fill=0x42, without=group).fault == ""
+    bench.release(operands)
+
+
 def check_undefined_tail(bench: Workbench) -> None:
     case = CASES["forward float32"]
     operands = right_operands(bench, case)

@@ -9,7 +9,7 @@ import numpy as np
 
 from hipgroupgemm.config import RaggedDotMode
 from hipgroupgemm.tuning.judging import Findings, Problem, Sample, describe_element, place_of
-from hipgroupgemm.tuning.workbench import Layout, OperandSet, poison_byte
+from hipgroupgemm.tuning.workbench import Layout, OperandSet
 
 __all__ = ["FINDINGS", "JUDGE_ARGUMENTS", "JUDGE_TILE", "MEMORY_ARGUMENTS", "TENSOR", "TYPES", "DeviceJudge", "blocks_for", "walk_axes"]
 
@@ -139,8 +139,8 @@ class DeviceJudge:
     def __init__(self, launch: Launch, scratch: Scratch, read: ReadFindings, most: int) -> None:
         self._launch, self._scratch, self._read, self._most = launch, scratch, read, most
 
-    def look(self, operands: OperandSet, problem: Problem, sample: Sample, tail: str) -> Findings:
-        """Compares the sample, and looks at all of out but its gaps."""
+    def look(self, operands: OperandSet, problem: Problem, sample: Sample, tail: str, fill: int) -> Findings:
+        """Compares the sample, and looks at all of out but its gaps; every byte of out was `fill` before the run."""
         config, layout = problem.config, operands.layouts["out"]
         found = Findings()
         if not layout.size:
@@ -169,7 +169,7 @@ class DeviceJudge:
             ("column_count", sample.columns.size),
             ("covered", addresses[3]),
             ("findings", findings),
-            ("poison", int.from_bytes(bytes([poison_byte(layout.dtype)]) * layout.dtype.itemsize, "little")),
+            ("poison", int.from_bytes(bytes([fill]) * layout.dtype.itemsize, "little")),
             ("alpha", problem.alpha),
             ("beta", problem.beta),
             ("rounding", problem.tolerance.rounding),
@@ -200,14 +200,14 @@ class DeviceJudge:
         arguments["extent"], arguments["stride"] = walk_axes(layout)
         return arguments
 
-    def touched(self, layout: Layout, buffer: int, address: int, nbytes: int) -> int:
-        """How many of the `nbytes` from `buffer` on belong to no element (the first is at `address`) and are not the poison."""
+    def touched(self, layout: Layout, buffer: int, address: int, nbytes: int, fill: int) -> int:
+        """How many of the `nbytes` from `buffer` on belong to no element (the first is at `address`) and are not `fill`."""
         skip = layout.reach if is_dense(layout) else 0
         grid = blocks_for(-(-(nbytes - skip) // CHUNK), self._most)
         _, findings = self._scratch([], grid)
         arguments = self._memory_arguments(layout, address)
         arguments["count"], arguments["first"], arguments["skip"] = nbytes, address - buffer, skip
-        arguments["findings"], arguments["poison"] = findings, poison_byte(layout.dtype)
+        arguments["findings"], arguments["poison"] = findings, fill
         self._launch("hgg_gaps", arguments, grid)
         return int(self._read(findings, grid)["count"].sum())
 
@@ -228,6 +228,15 @@ class DeviceJudge:
             arguments = self._memory_arguments(layout, address)
             arguments["other"], arguments["count"], arguments["first"] = table, length, first
             self._launch("hgg_scatter", arguments, walk_blocks(arguments["extent"].tolist(), self._most))
+
+    def digest(self, address: int, nbytes: int) -> int:
+        """A number that tells whether any of `nbytes` (of the last 15, which are guards, some are left out) has changed."""
+        grid = self.touch_blocks(nbytes)
+        _, findings = self._scratch([], grid)
+        arguments = np.zeros((), MEMORY_ARGUMENTS)
+        arguments["base"], arguments["count"], arguments["findings"] = address, nbytes // 16, findings
+        self._launch("hgg_digest", arguments, grid)
+        return int(self._read(findings, grid)["count"].sum())
 
     def touch(self, address: int, nbytes: int, findings: int) -> None:
         """Reads memory. Does not wait; `findings` has room for `touch_blocks` of them."""

@@ -123,7 +123,7 @@ def tune(
     notes: list[str] = []
     who = identity(where)
     found = _candidates(config, where, backends, algorithms, max_algorithms, max_workspace_size, deterministic, notes)
-    sets = size_sets(config, samples)
+    sets = size_sets(config, samples, where)
     task = Task(config, where, sets, len(samples), seed, ceilings)
     load = load_average() if where.kind == "cpu" else None  # a GPU's times hardly depend on it
     lanes: list[Lane] = []

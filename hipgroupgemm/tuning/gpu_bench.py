@@ -230,11 +230,45 @@ class GpuBench(Workbench):
         strides = packed_strides(host.shape, host.itemsize)
         return ArrayView(memory.ptr, host.shape, strides, host.dtype, self.device, "", owner=memory)
 
-    def poison(self, operands: OperandSet) -> None:
-        """Fills out, its gaps and guards included, with NaN."""
-        memory, dtype = operands.memory["out"], operands.layouts["out"].dtype
+    def rewrite(self, view: ArrayView, values: Any) -> None:
+        """Copies there; see `Workbench.rewrite`."""
         with self.runtime.use_device(self._index):
-            self.runtime.memset_async(memory.ptr, poison_byte(dtype), memory.nbytes, self.stream)
+            self._upload(view.pointer, host_integers(values))
+
+    def contents(self, view: ArrayView) -> Array:
+        """A copy on the host."""
+        with self.runtime.use_device(self._index):
+            return self._download(view.pointer, view.reach).view(view.dtype).reshape(view.shape)
+
+    def renew(self, operands: OperandSet, *, seed: int) -> None:
+        """Other numbers at the same addresses; see `Workbench.renew`."""
+        rng = np.random.default_rng(seed)
+        with self.runtime.use_device(self._index):
+            for name, layout in operands.layouts.items():
+                if name != "out":
+                    memory = operands.memory[name]
+                    self.runtime.memset_async(memory.ptr, poison_byte(layout.dtype), memory.nbytes, self.stream)
+                    self._fill_normal(layout, getattr(operands, name), rng, operand_std(operands.config, name))
+
+    def digest(self, operands: OperandSet) -> dict[str, int]:
+        """By a kernel that reads all of each buffer."""
+        with self.runtime.use_device(self._index):
+            return {name: self._judge.digest(memory.ptr, memory.nbytes) for name, memory in operands.memory.items() if name != "out"}
+
+    def poison(self, operands: OperandSet, fill: int | None = None) -> None:
+        """Fills out, its gaps and guards included."""
+        memory, dtype = operands.memory["out"], operands.layouts["out"].dtype
+        self.set_bytes(memory.ptr, poison_byte(dtype) if fill is None else fill, memory.nbytes)
+
+    def set_bytes(self, address: int, value: int, nbytes: int) -> None:
+        """A memset in the stream's order."""
+        with self.runtime.use_device(self._index):
+            self.runtime.memset_async(address, value, nbytes, self.stream)
+
+    def copy_bytes(self, target: int, source: int, nbytes: int) -> None:
+        """A copy in the stream's order."""
+        with self.runtime.use_device(self._index):
+            self.runtime.memcpy_async(target, source, nbytes, self.stream)
 
     def release(self, operands: OperandSet) -> None:
         """Frees a set; see `Workbench.release`."""
@@ -267,14 +301,17 @@ class GpuBench(Workbench):
         budget: float | None = None,
         tail: str = "zero",
         group_offset: int = 0,
+        fill: int | None = None,
+        without: int | None = None,
     ) -> Verdict:
         """Compares out with a kernel's float64 products; see `Workbench.judge`."""
-        problem = problem_of(operands.config, host_sizes, alpha=alpha, beta=beta, group_offset=group_offset)
+        problem = problem_of(operands.config, host_sizes, alpha=alpha, beta=beta, group_offset=group_offset, without=without)
         sample = draw_sample(problem, seed, _BUDGET if budget is None else budget)
         memory, layout = operands.memory["out"], operands.layouts["out"]
+        held = poison_byte(layout.dtype) if fill is None else fill
         with self.runtime.use_device(self._index):
-            found = self._judge.look(operands, problem, sample, tail)
-            found.touched = self._judge.touched(layout, memory.ptr, memory.ptr + _base(layout), layout.nbytes)
+            found = self._judge.look(operands, problem, sample, tail, held)
+            found.touched = self._judge.touched(layout, memory.ptr, memory.ptr + _base(layout), layout.nbytes, held)
         return verdict_of(problem, found, sample.checked)
 
     def snapshot(self, operands: OperandSet) -> Snapshot:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -34,17 +36,22 @@ from hipgroupgemm.views import CPU, ArrayView, packed_strides
 __all__ = ["HostBench", "fill_normal"]
 
 _BUDGET = 2e9
+_TABLE = 4_194_301  # random numbers before they repeat: a prime, so that no row or matrix repeats at its own start
+_WIDTH = 4096  # words of 8 bytes
 _CACHED = 64 << 20  # inputs of fewer bytes than this may stay in a cache between calls
 
 
 def fill_normal(buffer: Array, base: int, layout: Layout, rng: np.random.Generator, std: float) -> None:
-    """Poisons a buffer of bytes and fills the elements of a layout in it, the first `base` bytes into it, with random normal numbers."""
+    """Poisons a buffer of bytes and fills the elements of a layout in it, the first `base` bytes into it, with random normal numbers:
+    a table of them, over and over where there are more elements, since they are drawn for every size set.
+    """
     buffer.fill(poison_byte(layout.dtype))
     if layout.size:
-        wide = rng.standard_normal(layout.shape, dtype=np.float64 if layout.dtype == np.float64 else np.float32)
+        length = min(layout.size, _TABLE)
+        wide = rng.standard_normal(length, dtype=np.float64 if layout.dtype == np.float64 else np.float32)
         if std != 1.0:
             wide *= wide.dtype.type(std)
-        elements_of(buffer, base, layout)[...] = wide.astype(layout.dtype, copy=False)
+        elements_of(buffer, base, layout)[...] = np.resize(wide.astype(layout.dtype, copy=False), layout.shape)
 
 
 def elements_of(buffer: Array, base: int, layout: Layout) -> Array:
@@ -55,13 +62,23 @@ def elements_of(buffer: Array, base: int, layout: Layout) -> Array:
     return view
 
 
-def touched_bytes(buffer: Array, base: int, layout: Layout) -> int:
-    """How many bytes of a buffer that belong to no element do not hold the poison."""
+def digest_of(buffer: Array) -> int:
+    """A number that tells whether any byte of a buffer has changed: of the sums along the rows and columns of its words, as a matrix."""
+    words = buffer[: buffer.size // 8 * 8].view(np.uint64)
+    matrix = words[: words.size // _WIDTH * _WIDTH].reshape(-1, _WIDTH)
+    found = 0
+    for part in (matrix.sum(0), matrix.sum(1), words[matrix.size :], buffer[words.nbytes :]):
+        found = zlib.crc32(np.ascontiguousarray(part).tobytes(), found)
+    return found
+
+
+def touched_bytes(buffer: Array, base: int, layout: Layout, fill: int) -> int:
+    """How many bytes of a buffer that belong to no element are not `fill`."""
     mask = np.ones(buffer.size, bool)
     if layout.size:
         strides = (*layout.byte_strides, 1)
         np.ndarray((*layout.shape, layout.dtype.itemsize), bool, mask.data, base, strides)[...] = False
-    return int(np.count_nonzero(buffer[mask] != poison_byte(layout.dtype)))
+    return int(np.count_nonzero(buffer[mask] != fill))
 
 
 class _HostSnapshot(Snapshot):
@@ -118,9 +135,37 @@ class HostBench(Workbench):
         host = np.ascontiguousarray(host_integers(values)).copy()
         return ArrayView(host.ctypes.data, host.shape, packed_strides(host.shape, host.itemsize), host.dtype, CPU, "", owner=host)
 
-    def poison(self, operands: OperandSet) -> None:
-        """Fills out with NaN, and what lies around its elements."""
-        operands.memory["out"][0].fill(poison_byte(operands.layouts["out"].dtype))
+    def rewrite(self, view: ArrayView, values: Any) -> None:
+        """Copies there; see `Workbench.rewrite`."""
+        numpy_view(view.pointer, view.shape, view.strides, view.dtype)[...] = host_integers(values)
+
+    def contents(self, view: ArrayView) -> Array:
+        """A copy."""
+        copied: Array = numpy_view(view.pointer, view.shape, view.strides, view.dtype).copy()
+        return copied
+
+    def renew(self, operands: OperandSet, *, seed: int) -> None:
+        """Other numbers at the same addresses; see `Workbench.renew`."""
+        rng = np.random.default_rng(seed)
+        for name, (buffer, base) in operands.memory.items():
+            if name != "out":
+                fill_normal(buffer, base, operands.layouts[name], rng, operand_std(operands.config, name))
+
+    def digest(self, operands: OperandSet) -> dict[str, int]:
+        """By sums over each buffer."""
+        return {name: digest_of(buffer) for name, (buffer, _) in operands.memory.items() if name != "out"}
+
+    def poison(self, operands: OperandSet, fill: int | None = None) -> None:
+        """Fills out, and what lies around its elements."""
+        operands.memory["out"][0].fill(poison_byte(operands.layouts["out"].dtype) if fill is None else fill)
+
+    def set_bytes(self, address: int, value: int, nbytes: int) -> None:
+        """A memset."""
+        ctypes.memset(address, value, nbytes)
+
+    def copy_bytes(self, target: int, source: int, nbytes: int) -> None:
+        """A memmove."""
+        ctypes.memmove(target, source, nbytes)
 
     def judge(
         self,
@@ -133,15 +178,18 @@ class HostBench(Workbench):
         budget: float | None = None,
         tail: str = "zero",
         group_offset: int = 0,
+        fill: int | None = None,
+        without: int | None = None,
     ) -> Verdict:
         """Compares out with float64 products by BLAS; see `Workbench.judge`."""
-        problem = problem_of(operands.config, host_sizes, alpha=alpha, beta=beta, group_offset=group_offset)
+        problem = problem_of(operands.config, host_sizes, alpha=alpha, beta=beta, group_offset=group_offset, without=without)
         sample = draw_sample(problem, seed, _BUDGET if budget is None else budget)
         buffer, base = operands.memory["out"]
-        found = Findings(touched=touched_bytes(buffer, base, operands.layouts["out"]))
+        held = poison_byte(operands.layouts["out"].dtype) if fill is None else fill
+        found = Findings(touched=touched_bytes(buffer, base, operands.layouts["out"], held))
         parts = {name: self._elements(operands, name) for name in operands.layouts}
         self._compare(problem, parts, sample.rows, sample.counts, sample.columns, found)
-        self._inspect(problem, parts, tail, found)
+        self._inspect(problem, parts, tail, held, found)
         return verdict_of(problem, found, sample.checked)
 
     @staticmethod
@@ -184,7 +232,7 @@ class HostBench(Workbench):
                     found.where = describe_element(config, index, float(got[i, j]), float(wanted[i, j]), float(bound[i, j]))
 
     @staticmethod
-    def _inspect(problem: Problem, parts: dict[str, Array], tail: str, found: Findings) -> None:
+    def _inspect(problem: Problem, parts: dict[str, Array], tail: str, fill: int, found: Findings) -> None:
         """Looks at every element: for NaN where a group covers it, for beta * c where none does."""
         config, out = problem.config, parts["out"]
         if not out.size:
@@ -192,7 +240,7 @@ class HostBench(Workbench):
         covered = np.zeros(out.shape[:3], bool)
         for at in np.ndindex(out.shape[:2]):
             covered[at][slice(*problem.covered[at].tolist())] = True
-        poison = _is_poison(out)
+        poison = _holds(out, fill)
         nan = np.isnan(out) & covered[..., None]
         if nan.any():
             found.unwritten = int(np.count_nonzero(nan & poison))
@@ -265,10 +313,11 @@ class HostBench(Workbench):
         """Nothing to free: arrays go with their last reference."""
 
 
-def _is_poison(out: Array) -> Array:
+def _holds(out: Array, fill: int) -> Array:
+    """Which elements have bytes that are all `fill`."""
     itemsize = out.dtype.itemsize
     bits = np.dtype(f"u{itemsize}")
-    pattern = int.from_bytes(bytes([poison_byte(out.dtype)]) * itemsize, "little")
+    pattern = int.from_bytes(bytes([fill]) * itemsize, "little")
     # viewed through an array of its own strides: `view` wants a contiguous last axis
     found: Array = numpy_view(out.ctypes.data, out.shape, out.strides, bits) == pattern
     return found

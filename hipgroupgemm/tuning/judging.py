@@ -66,9 +66,16 @@ class Problem:
 
 
 def problem_of(
-    config: GroupedGemmConfig, sizes: Any, *, alpha: float | None = None, beta: float | None = None, group_offset: int = 0
+    config: GroupedGemmConfig,
+    sizes: Any,
+    *,
+    alpha: float | None = None,
+    beta: float | None = None,
+    group_offset: int = 0,
+    without: int | None = None,
 ) -> Problem:
-    """The products that a config's group sizes ask for; None takes the config's alpha or beta.
+    """The products that a config's group sizes ask for; None takes the config's alpha or beta. Of group `without`, counted from
+    `group_offset` on, nothing is compared; its elements are covered nonetheless.
 
     Raises:
         ValueError: sizes of another shape than the config's, negative, or with a sum past the ragged extent; an offset out of range.
@@ -96,6 +103,8 @@ def problem_of(
         first = starts[:, 0] if groups else np.zeros(batches, np.int64)
         end = ends[:, -1] if groups else np.zeros(batches, np.int64)
         covered = np.stack([first, end], axis=-1)[None]
+    if without is not None:
+        row_first[:, without] = row_end[:, without] = 0
     if alpha == 0:  # no product is read then
         k_end = k_first
     lengths = (k_end - k_first).reshape(-1)

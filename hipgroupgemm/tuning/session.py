@@ -10,10 +10,11 @@ from typing import Any
 from hipgroupgemm.backends import get_backend
 from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.tuning.unread import Reads, Unread
-from hipgroupgemm.tuning.verify import Note, Outcome, SizeSet, check, judge
+from hipgroupgemm.tuning.given import Inputs
+from hipgroupgemm.tuning.unread import Reads, Spoiled, poison_unread
+from hipgroupgemm.tuning.verify import Note, Outcome, SizeSet, Stage, check, judge
 from hipgroupgemm.tuning.workbench import OperandSet, Workbench, workbench_for
-from hipgroupgemm.views import ArrayView, Device
+from hipgroupgemm.views import Device
 
 __all__ = ["Session", "SessionError", "Task", "error_text"]
 
@@ -73,21 +74,23 @@ class Session:
         self.task, self._backends, self._note = task, backends, note
         self._key = task.config.key()
         self._prepared: collections.OrderedDict[tuple[str, int, str], tuple[Executable, MatmulAlgorithm]] = collections.OrderedDict()
-        self._sizes: dict[int, ArrayView] = {}
-        self._operands: list[OperandSet] = []
-        self._rotates = False
         self._faults: list[tuple[MatmulAlgorithm, str]] = []
         self.closing: MatmulAlgorithm | None = None
         """Whose executable is being closed."""
-        self._unread: Unread | None = None
+        self._operands: list[OperandSet] = []
+        self._made_for: tuple[GroupedGemmConfig, bool] | None = None
+        self._set: SizeSet | None = None  # that the operands are ready for
+        self._spoiled: Spoiled | None = None
+        self._touched = False  # a candidate has changed inputs
         note("operands")
         try:
             self._bench: Workbench = workbench_for(task.device)
         except Exception as error:
             raise SessionError(f"there is no workbench for {task.device}: {error_text(error)}") from error
+        self._inputs = Inputs(self._bench)
         try:
             self.ceilings = self._measured() if task.ceilings else None
-            self._make_operands(rotate=False)
+            self._make_operands(task.config, rotate=False)
             self._most_workspace = self._bench.free_bytes() // _WORKSPACE_SHARE
         except Exception as error:
             self.close()
@@ -105,29 +108,54 @@ class Session:
 
     # ---- operands ----------------------------------------------------------------------------------------------------------
 
-    def _make_operands(self, *, rotate: bool) -> None:
+    def _make_operands(self, config: GroupedGemmConfig, *, rotate: bool) -> None:
         for operands in self._operands:
             self._bench.release(operands)
-        self._operands, self._unread = [], None
+        self._operands, self._made_for, self._set, self._spoiled = [], None, None, None
         try:
-            self._operands = self._bench.operands(self.task.config, seed=self.task.seed, copies=_COPIES if rotate else 1)
+            self._operands = self._bench.operands(config, seed=self.task.seed, copies=_COPIES if rotate else 1)
         except MemoryError as error:
             raise SessionError(f"{NO_MEMORY} on {self.task.device}: {error}") from error
-        self._rotates = rotate
-        self._unread = Unread(self._bench, self._operands[0])
+        self._made_for, self._touched = (config, rotate), False
 
-    def _turn_to(self, index: int, *, timing: bool) -> ArrayView:
-        """Operands fit for a size set, and its sizes on the device."""
+    def _turn_to(self, index: int, *, timing: bool) -> SizeSet:
+        """Brings operands, sizes and poison of a size set to where the last one's were; the set as it can be had."""
         chosen = self.task.sets[index]
         self._note("operands")
-        reads = Reads.of(self.task.config, chosen.sizes, chosen.group_offset)
-        if self._unread is None or timing != self._rotates or not self._unread.readable(reads):
-            self._make_operands(rotate=timing)
-        if chosen.hostile and not timing and self._unread is not None:
-            self._unread.poison(reads)
-        if index not in self._sizes:
-            self._sizes[index] = self._bench.sizes(chosen.sizes)
-        return self._sizes[index]
+        wanted = (chosen.config or self.task.config, timing)
+        fresh = self._made_for != wanted
+        if fresh:
+            self._make_operands(wanted[0], rotate=timing)
+        elif self._set is not None and self._set.name == chosen.name and not self._touched:
+            return self._set
+        unused = self._set is None
+        renewed = not fresh and (self._touched or not (timing or unused))
+        if renewed:
+            for turn, operands in enumerate(self._operands):
+                self._bench.renew(operands, seed=self.task.seed + 7919 * (index + 1) + turn)
+        self._touched, self._set, self._spoiled = True, None, None
+        if chosen.hostile and not timing:
+            chosen = self._poison(chosen)
+        self._inputs.turn(chosen)
+        if fresh or renewed or unused:
+            self._inputs.seal(self._operands)
+        self._touched, self._set = False, chosen
+        return chosen
+
+    def _poison(self, chosen: SizeSet) -> SizeSet:
+        """Poisons what the sizes do not read, and the group that is to be spoiled where that can be done."""
+        (operands,) = self._operands
+        poison_unread(self._bench, operands, Reads.of(operands.config, chosen.sizes, chosen.group_offset))
+        if chosen.spoiled is not None:
+            spoiled = Spoiled(self._bench, operands, chosen.sizes, chosen.group_offset, chosen.spoiled)
+            if not spoiled.possible:
+                return dataclasses.replace(chosen, spoiled=None)
+            spoiled.poison()
+            self._spoiled = spoiled
+        return chosen
+
+    def _stage(self) -> Stage:
+        return Stage(self._bench, self._operands[0], self._inputs, self._note, self.task.seed, self._spoiled)
 
     # ---- candidates --------------------------------------------------------------------------------------------------------
 
@@ -178,21 +206,14 @@ class Session:
     # ---- steps -------------------------------------------------------------------------------------------------------------
 
     def check(self, algorithm: MatmulAlgorithm, index: int) -> Outcome:
-        """Checks a candidate on a size set."""
-        sizes = self._turn_to(index, timing=False)
-        return self._guarded(
-            algorithm,
-            lambda: check(
-                self._bench,
-                self._operands[0],
-                sizes,
-                self.task.sets[index],
-                self._executable(algorithm),
-                algorithm,
-                self._note,
-                self.task.seed,
-            ),
-        )
+        """Checks a candidate on a size set. One that is larger than the problem goes unchecked where the device has not room for it."""
+        try:
+            chosen = self._turn_to(index, timing=False)
+        except SessionError:
+            if self.task.sets[index].config is None:
+                raise
+            return Outcome()
+        return self._guarded(algorithm, lambda: check(self._stage(), chosen, self._executable(algorithm), algorithm))
 
     def time(self, algorithm: MatmulAlgorithm, sample: int, turn: int, *, judged: bool) -> Outcome:
         """Times one cold call of a candidate on a sample.
@@ -200,17 +221,17 @@ class Session:
         Args:
             algorithm, sample: which.
             turn: of the operands' copies, so that nobody finds his inputs in a cache.
-            judged: whether the result is judged as well.
+            judged: whether the result is judged as well. Whether inputs were changed is looked at in any case.
         """
-        sizes = self._turn_to(sample, timing=True)
-        return self._guarded(algorithm, lambda: self._time(algorithm, sample, sizes, turn, judged))
+        chosen = self._turn_to(sample, timing=True)
+        return self._guarded(algorithm, lambda: self._time(algorithm, chosen, turn, judged))
 
-    def _time(self, algorithm: MatmulAlgorithm, sample: int, sizes: ArrayView, turn: int, judged: bool) -> Outcome:
-        bench, chosen = self._bench, self.task.sets[sample]
+    def _time(self, algorithm: MatmulAlgorithm, chosen: SizeSet, turn: int, judged: bool) -> Outcome:
+        bench = self._bench
         warm = _key(algorithm) in self._prepared
         executable = self._executable(algorithm)
         operands = self._operands[turn % len(self._operands)]
-        arguments = bench.arguments(operands, sizes, alpha=chosen.alpha, beta=chosen.beta)
+        arguments = bench.arguments(operands, self._inputs.given.sizes, alpha=chosen.alpha, beta=chosen.beta)
         self._note("run")
         if not warm:  # made anew, for others took its room: what a first call costs more was paid before
             executable.execute(arguments)
@@ -219,22 +240,30 @@ class Session:
             bench.poison(operands)
         bench.flush()
         took = bench.time(lambda: executable.execute(arguments))
+        where = f"{chosen.describe()}, timed run {turn}"
+        self._note("judge")
+        changed = self._inputs.changed([operands])
+        if changed:
+            return Outcome("wrong", f"{where}: {changed}", ms=took)
         if judged:
-            self._note("judge")
-            verdict = judge(bench, operands, chosen, self.task.seed + turn)
+            verdict = judge(self._stage(), chosen, operands=operands, seed=self.task.seed + turn)
             if verdict.fault:
-                return Outcome("wrong", f"{chosen.describe()}, timed run {turn}: {verdict.fault}", verdict.error, verdict.limit, took)
+                return Outcome("wrong", f"{where}: {verdict.fault}", verdict.error, verdict.limit, took)
             return Outcome(error=verdict.error, error_limit=verdict.limit, ms=took)
         return Outcome(ms=took)
 
     def _guarded(self, algorithm: MatmulAlgorithm, step: Any) -> Outcome:
-        """A step's outcome; what the candidate raises is "failed"."""
+        """A step's outcome; what the candidate raises is "failed". Whoever comes next finds inputs as they should be."""
         try:
             outcome: Outcome = step()
         except (Exception, SystemExit) as error:
             outcome = Outcome("failed", error_text(error))
         if outcome.verdict:
             self.forget(algorithm)
+            try:
+                self._touched = bool(self._inputs.changed())
+            except Exception:  # the device's own affair: `healthy` tells
+                self._touched = True
         return outcome
 
     def close(self) -> None:
@@ -242,8 +271,8 @@ class Session:
         for _, algorithm in list(self._prepared.values()):
             self.forget(algorithm)
         self._note("close")
-        self._sizes.clear()
-        self._operands, self._unread = [], None
+        self._operands, self._made_for, self._set, self._spoiled = [], None, None, None
+        self._inputs.clear()
         with contextlib.suppress(Exception):
             self._bench.close()
 

@@ -176,7 +176,7 @@ def hostile_sizes(m: int, groups: int) -> dict[str, Sizes]:
         m: the ragged extent. groups: how many there are.
 
     Returns:
-        By name, in an order in which what one set does not read is not read by the next either, but for the last:
+        By name:
         "borders": all rows, in groups of one row, of one more than a tile and of one less than two, the rest in the last group;
         "short": the same for five eighths of the rows, so that no group covers the tail;
         "many_empty": about three of four groups empty, the first and the last among them, and the tail uncovered;

@@ -1,4 +1,4 @@
-"""Poison where nothing may be read: NaN in rows that no group covers and in the weights of empty groups.
+"""Poison where nothing may be read: NaN in rows that no group covers, in the weights of empty groups, and in all of another group's.
 
 A kernel that reads them and multiplies by zero is right on clean operands and wrong on recycled memory.
 """
@@ -14,7 +14,7 @@ from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.groups import scan, select_groups
 from hipgroupgemm.tuning.workbench import Layout, OperandSet, Workbench, poison_byte
 
-__all__ = ["Reads", "Unread", "copy_bytes"]
+__all__ = ["Reads", "Spoiled", "poison_unread"]
 
 _MOST_SPANS = 1 << 14
 
@@ -42,62 +42,84 @@ class Reads:
         rows = tuple((int(first[0]), int(last[-1])) if groups else (0, 0) for first, last in zip(starts, ends, strict=True))
         return cls(rows, tuple(tuple((a < b).tolist()) for a, b in zip(starts, ends, strict=True)))
 
-    def within(self, other: Reads) -> bool:
-        """Whether all that this reads is read by `other` as well."""
-        rows = all(a[0] >= b[0] and a[1] <= b[1] for a, b in zip(self.rows, other.rows, strict=True) if a[0] < a[1])
-        return rows and all(
-            b or not a for mine, its in zip(self.weights, other.weights, strict=True) for a, b in zip(mine, its, strict=True)
-        )
+
+def poison_unread(bench: Workbench, operands: OperandSet, reads: Reads) -> None:
+    """Poisons all that `reads` leaves out. Layouts whose elements are interleaved or repeated are left alone."""
+    config = operands.config
+    if config.ragged_mode is RaggedDotMode.BATCH:
+        return
+    for name, axis in _ragged_axes(config).items():
+        if _shared(operands.layouts[name], axis):
+            continue
+        for entry, (first, last) in enumerate(reads.rows):
+            for part in ((0, first), (last, operands.layouts[name].shape[axis])):
+                _fill(bench, operands, name, {1: (entry, entry + 1), axis: part})
+    if config.ragged_mode is RaggedDotMode.NON_CONTRACTING and not _shared(operands.layouts["rhs"], 0):
+        for entry, groups in enumerate(reads.weights):
+            for group, read in enumerate(groups):
+                if not read:
+                    _fill(bench, operands, "rhs", {0: (group, group + 1), 1: (entry, entry + 1)})
 
 
-class Unread:
-    """Keeps what the sizes in use do not read poisoned, in one operand set that is made anew where something has to be read again.
+class Spoiled:
+    """One group whose rows and weights are NaN, while those of all others are not.
 
     Args:
-        bench: whose operands they are. operands: the set.
+        operands: whose. sizes: on the host. group_offset: the first group computed. group: which, counted from there.
     """
 
-    def __init__(self, bench: Workbench, operands: OperandSet) -> None:
-        self._bench, self._operands = bench, operands
+    def __init__(self, bench: Workbench, operands: OperandSet, sizes: Any, group_offset: int, group: int) -> None:
+        self._bench, self._operands, self._group = bench, operands, group
         config = operands.config
-        self._clean: Reads | None = None  # None: nothing is poisoned yet
-        self._ragged = {"lhs": 2, "rhs": None} if config.ragged_mode is RaggedDotMode.NON_CONTRACTING else {"lhs": 3, "rhs": 2}
+        bounds = select_groups(scan(np.asarray(sizes), config.ragged_extent), group_offset, config.group_count)
+        starts, ends = (np.broadcast_to(part, (config.batch_count, config.group_count))[:, group] for part in (bounds.starts, bounds.ends))
+        self._rows = [(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]
+        self._own: list[tuple[int, int]] = []  # of out
+        self.possible = self._find_own()
+        """Whether the group's part of out can be told apart."""
 
-    def readable(self, reads: Reads) -> bool:
-        """Whether nothing that `reads` wants is poisoned."""
-        return self._clean is None or reads.within(self._clean)
-
-    def poison(self, reads: Reads) -> None:
-        """Poisons all that `reads` leaves out. Layouts whose elements are interleaved or repeated are left alone."""
-        config = self._operands.config
-        if config.ragged_mode is RaggedDotMode.BATCH or self._clean == reads:
-            return
-        for name, axis in self._ragged.items():
-            layout = self._operands.layouts[name]
-            if axis is None or self._shared(layout, axis):
+    def _find_own(self) -> bool:
+        layout = self._operands.layouts["out"]
+        for entry, rows in enumerate(self._rows):
+            if rows[0] >= rows[1] or not layout.size:
                 continue
-            for entry, (first, last) in enumerate(reads.rows):
-                for part in ((0, first), (last, layout.shape[axis])):
-                    self._fill(name, {1: (entry, entry + 1), axis: part})
-        rhs = self._operands.layouts["rhs"]
-        if config.ragged_mode is RaggedDotMode.NON_CONTRACTING and not self._shared(rhs, 0):
-            for entry, groups in enumerate(reads.weights):
-                for group, read in enumerate(groups):
-                    if not read:
-                        self._fill("rhs", {0: (group, group + 1), 1: (entry, entry + 1)})
-        self._clean = reads
+            slab = self._operands.config.ragged_mode is RaggedDotMode.CONTRACTING
+            found = spans(layout, {1: (entry, entry + 1), **({0: (self._group, self._group + 1)} if slab else {2: rows})})
+            if not found:
+                return False
+            self._own += found
+        return True
 
-    @staticmethod
-    def _shared(layout: Layout, axis: int) -> bool:
-        """Whether an axis that the poison tells apart repeats its elements."""
-        return any(layout.shape[i] > 1 and layout.strides[i] == 0 for i in (1, axis))
+    def poison(self) -> None:
+        """Makes the group's rows and weights NaN."""
+        operands = self._operands
+        for name, axis in _ragged_axes(operands.config).items():
+            if not _shared(operands.layouts[name], axis):
+                for entry, rows in enumerate(self._rows):
+                    _fill(self._bench, operands, name, {1: (entry, entry + 1), axis: rows})
+        if operands.config.ragged_mode is RaggedDotMode.NON_CONTRACTING and not _shared(operands.layouts["rhs"], 0):
+            _fill(self._bench, operands, "rhs", {0: (self._group, self._group + 1)})
 
-    def _fill(self, name: str, chosen: dict[int, tuple[int, int]]) -> None:
-        layout = self._operands.layouts[name]
-        found = spans(layout, chosen)
-        address = getattr(self._operands, name)
-        for offset, nbytes in found:
-            _set_bytes(self._bench, address + offset, poison_byte(layout.dtype), nbytes)
+    def cover(self, byte: int) -> None:
+        """Fills the group's own part of out, whose values are NaN of right, with a byte."""
+        for offset, nbytes in self._own:
+            self._bench.set_bytes(self._operands.out + offset, byte, nbytes)
+
+
+def _ragged_axes(config: GroupedGemmConfig) -> dict[str, int]:
+    """The ragged axis of each operand that has one."""
+    return {"lhs": 2} if config.ragged_mode is RaggedDotMode.NON_CONTRACTING else {"lhs": 3, "rhs": 2}
+
+
+def _shared(layout: Layout, axis: int) -> bool:
+    """Whether an axis that the poison tells apart repeats its elements."""
+    return any(layout.shape[i] > 1 and layout.strides[i] == 0 for i in (1, axis))
+
+
+def _fill(bench: Workbench, operands: OperandSet, name: str, chosen: dict[int, tuple[int, int]]) -> None:
+    layout = operands.layouts[name]
+    for offset, nbytes in spans(layout, chosen):
+        bench.set_bytes(getattr(operands, name) + offset, poison_byte(layout.dtype), nbytes)
 
 
 def spans(layout: Layout, chosen: dict[int, tuple[int, int]]) -> list[tuple[int, int]]:
@@ -135,30 +157,3 @@ def spans(layout: Layout, chosen: dict[int, tuple[int, int]]) -> list[tuple[int,
             return []
         offsets = (np.arange(start, stop, dtype=np.int64)[:, None] * stride + offsets[None, :]).reshape(-1)
     return [(int(at), length) for at in offsets]
-
-
-def _set_bytes(bench: Workbench, address: int, value: int, nbytes: int) -> None:
-    if bench.device.kind == "cpu":
-        import ctypes
-
-        ctypes.memset(address, value, nbytes)
-        return
-    from hipgroupgemm.runtime import get_runtime
-
-    runtime = get_runtime(bench.device.kind)
-    with runtime.use_device(bench.device.index):
-        runtime.memset_async(address, value, nbytes, bench.stream)
-
-
-def copy_bytes(bench: Workbench, target: int, source: int, nbytes: int) -> None:
-    """Copies within a bench's memory, in its stream's order."""
-    if bench.device.kind == "cpu":
-        import ctypes
-
-        ctypes.memmove(target, source, nbytes)
-        return
-    from hipgroupgemm.runtime import get_runtime
-
-    runtime = get_runtime(bench.device.kind)
-    with runtime.use_device(bench.device.index):
-        runtime.memcpy_async(target, source, nbytes, bench.stream)

@@ -187,7 +187,8 @@ class Workbench(abc.ABC):
         alpha: float | None = None,
         beta: float | None = None,
         tail: str = "zero",
-        group_offset: int = 0,
+        group_offset: int | ArrayView = 0,
+        ends: bool = False,
     ) -> Arguments:
         """What an executable is given to run on the operands; None takes the config's alpha or beta.
 
@@ -196,11 +197,35 @@ class Workbench(abc.ABC):
         """
         o, config = operands, operands.config
         config = with_scalars(config, config.alpha if alpha is None else float(alpha), config.beta if beta is None else float(beta))
-        return Arguments(config, o.lhs, o.rhs, o.out, o.c, o.bias, sizes, False, group_offset, tail, "none", self.stream)
+        return Arguments(config, o.lhs, o.rhs, o.out, o.c, o.bias, sizes, ends, group_offset, tail, "none", self.stream)
 
     @abc.abstractmethod
-    def poison(self, operands: OperandSet) -> None:
-        """Fills out, its gaps and guards included, with NaN."""
+    def rewrite(self, view: ArrayView, values: Any) -> None:
+        """Puts other host integers, of the same shape and type, where a view of `sizes` lies."""
+
+    @abc.abstractmethod
+    def contents(self, view: ArrayView) -> Array:
+        """A copy on the host of what lies in a view of `sizes`. Waits."""
+
+    @abc.abstractmethod
+    def renew(self, operands: OperandSet, *, seed: int) -> None:
+        """Draws all inputs anew where they lie, NaN around them; out stays as it is."""
+
+    @abc.abstractmethod
+    def digest(self, operands: OperandSet) -> dict[str, int]:
+        """By input a number that changes when any of its bytes, or of those around its elements, does. Waits."""
+
+    @abc.abstractmethod
+    def poison(self, operands: OperandSet, fill: int | None = None) -> None:
+        """Fills out, its gaps and guards included, with NaN, or with a byte."""
+
+    @abc.abstractmethod
+    def set_bytes(self, address: int, value: int, nbytes: int) -> None:
+        """Fills a part of the bench's memory, in the stream's order."""
+
+    @abc.abstractmethod
+    def copy_bytes(self, target: int, source: int, nbytes: int) -> None:
+        """Copies within the bench's memory, in the stream's order."""
 
     @abc.abstractmethod
     def judge(
@@ -214,6 +239,8 @@ class Workbench(abc.ABC):
         budget: float | None = None,
         tail: str = "zero",
         group_offset: int = 0,
+        fill: int | None = None,
+        without: int | None = None,
     ) -> Verdict:
         """Compares out, poisoned before the run, with a product accumulated in float64 straight from the operation's definition.
 
@@ -224,6 +251,8 @@ class Workbench(abc.ABC):
         Args:
             operands: what was run on. host_sizes: the group sizes of that run. alpha, beta, tail, group_offset: of that run.
             seed: of the sample.
+            fill: the byte that `poison` filled out with, None for NaN.
+            without: a group, counted from `group_offset` on, of which nothing is compared; its elements must not be NaN, though.
 
         Returns:
             A Verdict. Its error is infinite where NaN or infinities were computed.
