@@ -184,17 +184,18 @@ def injected():
 
 def test_tuning_sees_valid_sizes(injected):
     seen = []
-    injected.watch = lambda sizes: seen.append(sizes.tolist())
+    injected.watch = lambda sizes, rows: seen.append((rows, sizes.tolist()))
     with hgg.GroupedMatmulPlan(tuned_config("tuning-sees-valid-sizes"), "double", "cpu") as plan:
         report = plan.autotune(isolate=False, repetitions=2, store=False)
     assert report.size_samples == [[251, 251, 250, 250]]
-    assert seen[0] == seen[-1] == [251, 251, 250, 250]  # checked first and timed last
-    assert all(min(sizes) >= 0 and sum(sizes) <= 1002 for sizes in seen)
+    assert seen[0] == seen[-1] == (1002, [251, 251, 250, 250])  # checked first and timed last
+    assert all(min(sizes) >= 0 and sum(sizes) <= rows for rows, sizes in seen)
+    assert {rows for rows, _ in seen} == {961, 1002, 1024}  # and every other extent that the plan serves, the least and the most of them
     again = []
-    injected.watch = lambda sizes: again.append(sizes.tolist())
+    injected.watch = lambda sizes, rows: again.append((rows, sizes.tolist()))
     with hgg.GroupedMatmulPlan(tuned_config("tuning-sees-valid-sizes"), "double", "cpu") as plan:
         plan.autotune(isolate=False, repetitions=2, store=False, seed=7)
-    assert {tuple(sizes) for sizes in again} == {tuple(sizes) for sizes in seen}  # nothing random in them
+    assert again == seen  # nothing random in them
 
 
 def test_tuning_rejects_wrong(injected, rng):

@@ -51,7 +51,9 @@ class _Executable(Executable):
     def execute(self, arguments: Arguments) -> None:
         assert not self.closed, "executed after it was closed"
         if self.backend.watch is not None:
-            self.backend.watch(self.sizes(arguments))
+            sizes = self.sizes(arguments)
+            counts = np.diff(sizes, prepend=0) if arguments.ends else sizes
+            self.backend.watch(counts, arguments.config.ragged_extent)
         self.state["runs"] = self.state.get("runs", 0) + 1
         self.calls += 1
         _mark(self.marks, f"{os.getpid()} {self.name}")
@@ -293,7 +295,8 @@ class TuningDouble:
     Args:
         names: of the algorithms, the best guess first.
         name: the backend's. workspaces: bytes by name. nondeterministic: names of those that do not claim equal bits.
-        captured: names of those that a graph holds. watch: called with the sizes of each run in this process.
+        captured: names of those that a graph holds. watch: called with the rows of each group and of
+            all in each run in this process.
         marks: a folder, where each run leaves a line "<pid> <name>" in a file; "" for nowhere.
         broken: names whose preparation raises.
     """
@@ -315,7 +318,7 @@ class TuningDouble:
         self.states: dict[str, dict[str, int]] = {}
         self.executables: list[_Executable] = []
         self.captured: set[str] = set()
-        self.watch: Callable[[np.ndarray[Any, Any]], object] | None = None
+        self.watch: Callable[[np.ndarray[Any, Any], int], object] | None = None
 
     def can_handle(self, config: GroupedGemmConfig, device: Device) -> str | None:
         return None if device.kind == "cpu" else "it is a double on the CPU"
