@@ -107,7 +107,8 @@ def test_the_kernel_and_numpy_find_the_same_errors(bench, name, rng):
             theirs = host.judge(there, case.host_sizes, seed=9, budget=budget)
             assert mine.fault == theirs.fault
             assert mine.checked == theirs.checked
-            np.testing.assert_allclose([mine.error, mine.limit], [theirs.error, theirs.limit], rtol=1e-9)
+            # where no element is off, what is left is the judges' own rounding
+            np.testing.assert_allclose([mine.error, mine.limit], [theirs.error, theirs.limit], rtol=1e-9, atol=1e-14)
 
 
 def test_flush_and_time(bench):
