@@ -38,6 +38,11 @@ class MatmulAlgorithm:
     time: float | None = dataclasses.field(default=None, compare=False)
     verdict: str | None = dataclasses.field(default=None, compare=False)
 
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What tells it apart from every other algorithm of a config: backend, index and name."""
+        return self.backend, self.index, self.name
+
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmLimits:

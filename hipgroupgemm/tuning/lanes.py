@@ -250,17 +250,17 @@ class ChildLane(Lane):
                 self._again()
             if self._given_up:
                 return Outcome("untimed", self._given_up)
-            alone = self._fresh and self._ran.keys() <= {_key(algorithm)}
-            past = self._ran.pop(_key(algorithm), [])
+            alone = self._fresh and self._ran.keys() <= {algorithm.key}
+            past = self._ran.pop(algorithm.key, [])
             others = [requests[-1] for requests in self._ran.values()]
-            self._ran[_key(algorithm)] = past
+            self._ran[algorithm.key] = past
             try:
                 outcome: Outcome = self._ask(request)
             except _LOST as error:
                 self._drop()
                 self._losses += 1
                 closed = getattr(error, "closing", None)
-                if closed is not None and _key(closed) != _key(algorithm):  # it had to make room: the step itself is still to come
+                if closed is not None and closed.key != algorithm.key:  # it had to make room: the step itself is still to come
                     self.blame(closed, self._verdict(request, error))
                     continue
                 shortened = isinstance(error, child.ChildHung) and self._patience.shortened(error.step, error.seconds)
@@ -274,7 +274,7 @@ class ChildLane(Lane):
 
     def _alone(self, request: _Request, past: list[_Request], others: list[_Request], error: Exception) -> Outcome:
         """What comes of a step that a worker was lost in when all that its candidate did is done again in a fresh worker."""
-        key = _key(request[1])
+        key = request[1].key
         try:
             self.open(fresh=True)
         except (WorkerUnavailable, SessionError) as lost:
@@ -301,7 +301,7 @@ class ChildLane(Lane):
         """Whether a candidate that ran before ends its worker after it has returned."""
         with contextlib.suppress(WorkerUnavailable, SessionError):
             self.open(fresh=True)
-            self._ran[_key(request[1])] = [request]
+            self._ran[request[1].key] = [request]
             try:
                 self._ask(request)
                 self._ask(("linger", _LINGER_SECONDS))
@@ -358,7 +358,7 @@ class ChildLane(Lane):
 
     def forget(self, algorithm: MatmulAlgorithm) -> None:
         """See `Lane.forget`."""
-        if self._child is not None and _key(algorithm) in self._ran:
+        if self._child is not None and algorithm.key in self._ran:
             outcome = self._step(("forget", algorithm))
             if outcome is not None and outcome.verdict not in ("", "untimed"):
                 self.blame(algorithm, outcome)
@@ -373,10 +373,6 @@ class ChildLane(Lane):
                         self._child = None  # not before: an interrupt between the two had better kill it
         finally:
             self._drop()
-
-
-def _key(algorithm: MatmulAlgorithm) -> tuple[str, int, str]:
-    return algorithm.backend, algorithm.index, algorithm.name
 
 
 def pickled(backends: dict[str, Backend]) -> tuple[dict[str, bytes], dict[str, str]]:

@@ -160,7 +160,7 @@ class Session:
     # ---- candidates --------------------------------------------------------------------------------------------------------
 
     def _executable(self, algorithm: MatmulAlgorithm) -> Executable:
-        key = _key(algorithm)
+        key = algorithm.key
         found = self._prepared.get(key)
         if found is not None:
             self._prepared.move_to_end(key)
@@ -178,7 +178,7 @@ class Session:
 
     def forget(self, algorithm: MatmulAlgorithm) -> None:
         """Closes what is prepared of a candidate: it is not needed any more, or others need its room."""
-        found = self._prepared.pop(_key(algorithm), None)
+        found = self._prepared.pop(algorithm.key, None)
         if found is None:
             return
         self.closing = algorithm
@@ -228,7 +228,7 @@ class Session:
 
     def _time(self, algorithm: MatmulAlgorithm, chosen: SizeSet, turn: int, judged: bool) -> Outcome:
         bench = self._bench
-        warm = _key(algorithm) in self._prepared
+        warm = algorithm.key in self._prepared
         executable = self._executable(algorithm)
         operands = self._operands[turn % len(self._operands)]
         arguments = bench.arguments(operands, self._inputs.given.sizes, alpha=chosen.alpha, beta=chosen.beta)
@@ -275,7 +275,3 @@ class Session:
         self._inputs.clear()
         with contextlib.suppress(Exception):
             self._bench.close()
-
-
-def _key(algorithm: MatmulAlgorithm) -> tuple[str, int, str]:
-    return algorithm.backend, algorithm.index, algorithm.name
