@@ -43,24 +43,13 @@ HGG_KERNEL hgg_digest(HGG_BY_VALUE hgg_memory_arguments arguments) {
 
 #else
 
-#include <cstring>
-
 namespace {
 
-// Every block starts on shared memory full of rubbish, as on a GPU.
 template <class Shared, class Arguments, class Block>
 int run_judge_blocks(const void* arguments, hgg_u32 grid, int order, const Block& block) {
-  static thread_local Shared shared;
   Arguments own;
   std::memcpy(&own, arguments, sizeof(own));
-  hgg::Machine& machine = hgg::machine();
-  machine.grid = grid;
-  machine.order = order % 3;
-  for (hgg_u32 i = 0; i < grid; ++i) {
-    std::memset((void*)&shared, 0xa5, sizeof(shared));
-    machine.block = order / 3 % 2 ? grid - 1 - i : i;
-    block(own, shared);
-  }
+  hgg::run_blocks<Shared>(own, grid, order, block);
   return 0;
 }
 

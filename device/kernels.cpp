@@ -29,26 +29,6 @@ HGG_KERNEL hgg_finish(HGG_BY_VALUE hgg_arguments arguments) {
 
 #else
 
-#include <cstring>
-
-namespace {
-
-// Every block starts on shared memory full of rubbish, as on a GPU.
-template <class Shared, class Block>
-void run_blocks(const hgg_arguments& arguments, hgg_u32 grid, int order, const Block& block) {
-  static thread_local Shared shared;
-  hgg::Machine& machine = hgg::machine();
-  machine.grid = grid;
-  machine.order = order % 3;
-  for (hgg_u32 i = 0; i < grid; ++i) {
-    std::memset((void*)&shared, 0xa5, sizeof(shared));
-    machine.block = order / 3 % 2 ? grid - 1 - i : i;
-    block(arguments, shared);
-  }
-}
-
-}  // namespace
-
 // The host build's launch: runs `grid` blocks of the named kernel one after the other. `order` (0 to 5) picks
 // the order in which threads and blocks are emulated; the result must not depend on it. Returns 0, 1 for a
 // kernel that is not here, 2 for a launch shape that no GPU would be given.
@@ -58,14 +38,14 @@ extern "C" int hgg_host_launch(const char* kernel, const void* arguments, unsign
   hgg_arguments a;
   std::memcpy(&a, arguments, sizeof(a));
   if (std::strcmp(kernel, "hgg_fill") == 0) {
-    run_blocks<hgg::FillShared>(a, grid, order,
-                                [](const auto& x, auto& shared) { hgg::fill_block(x, shared); });
+    hgg::run_blocks<hgg::FillShared>(a, grid, order,
+                                     [](const auto& x, auto& shared) { hgg::fill_block(x, shared); });
   } else if (std::strcmp(kernel, "hgg_scan") == 0) {
-    run_blocks<hgg::TileShared>(a, grid, order,
-                                [](const auto& x, auto& shared) { hgg::scan_block(x, shared); });
+    hgg::run_blocks<hgg::TileShared>(a, grid, order,
+                                     [](const auto& x, auto& shared) { hgg::scan_block(x, shared); });
   } else if (std::strcmp(kernel, "hgg_finish") == 0) {
-    run_blocks<hgg::FinishShared>(a, grid, order,
-                                  [](const auto& x, auto& shared) { hgg::finish_block(x, shared); });
+    hgg::run_blocks<hgg::FinishShared>(a, grid, order,
+                                     [](const auto& x, auto& shared) { hgg::finish_block(x, shared); });
   } else {
     return 1;
   }

@@ -36,6 +36,8 @@
 
 #if defined(HGG_HOST)
 
+#include <cstring>
+
 #define HGG_FUNCTION static inline
 #define HGG_MEMBER inline
 #define HGG_UNROLL
@@ -68,6 +70,19 @@ HGG_FUNCTION hgg_u32 block_index() { return machine().block; }
 HGG_FUNCTION hgg_u32 grid_size() { return machine().grid; }
 HGG_FUNCTION void atomic_min(hgg_u32* at, hgg_u32 value) { *at = value < *at ? value : *at; }
 HGG_FUNCTION void atomic_or(hgg_u32* at, hgg_u32 value) { *at |= value; }
+
+// Runs the blocks of a grid one after the other, each on shared memory full of rubbish, as on a GPU.
+template <class Shared, class Arguments, class Block>
+void run_blocks(const Arguments& arguments, hgg_u32 grid, int order, const Block& block) {
+  static thread_local Shared shared;
+  machine().grid = grid;
+  machine().order = order % 3;
+  for (hgg_u32 i = 0; i < grid; ++i) {
+    std::memset((void*)&shared, 0xa5, sizeof(shared));
+    machine().block = order / 3 % 2 ? grid - 1 - i : i;
+    block(arguments, shared);
+  }
+}
 }  // namespace hgg
 
 #define HGG_PHASE(t) \
