@@ -12,7 +12,6 @@ import numpy as np
 from hipgroupgemm import native
 from hipgroupgemm.backends.device_kernels import THREADS, kernel_headers
 from hipgroupgemm.benchmark.ceilings import Ceilings, measure_ceilings
-from hipgroupgemm.benchmark.judge import Verdict
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.dtypes import dtype_of
 from hipgroupgemm.runtime import get_runtime
@@ -20,7 +19,7 @@ from hipgroupgemm.runtime.base import Runtime
 from hipgroupgemm.runtime.memory import default_allocator
 from hipgroupgemm.runtime.parameters import Blob, KernelParameters
 from hipgroupgemm.tuning.device_judge import FINDINGS, JUDGE_ARGUMENTS, MEMORY_ARGUMENTS, TYPES, DeviceJudge
-from hipgroupgemm.tuning.judging import draw_sample, problem_of, verdict_of
+from hipgroupgemm.tuning.judging import Findings, Problem, Sample, host_integers
 from hipgroupgemm.tuning.workbench import (
     GUARD,
     Array,
@@ -28,7 +27,6 @@ from hipgroupgemm.tuning.workbench import (
     OperandSet,
     Snapshot,
     Workbench,
-    host_integers,
     layouts_of,
     operand_set,
     operand_std,
@@ -39,7 +37,6 @@ from hipgroupgemm.views import ArrayView, Device, packed_strides
 __all__ = ["GpuBench", "JudgeKernels"]
 
 _MEBI = 1 << 20
-_BUDGET = 5e10
 _TABLE = 1_048_573  # random numbers before they repeat: a prime, so that no row or matrix repeats at its own start
 _PROBE = _MEBI // 4  # bytes that are read to see how fast a device reads
 _FLUSH_MS = 20.0  # that a flush may take: an emulated device has no cache that would be worth more
@@ -110,6 +107,8 @@ class GpuBench(Workbench):
         device: which.
         runtime, kernels: stand-ins for the device's own, for tests.
     """
+
+    budget = 5e10
 
     def __init__(self, device: Device | str, *, runtime: Any = None, kernels: Any = None) -> None:
         self.device = Device.of(device)
@@ -290,29 +289,13 @@ class GpuBench(Workbench):
 
     # ---- results -----------------------------------------------------------------------------------------------------------
 
-    def judge(
-        self,
-        operands: OperandSet,
-        host_sizes: Any,
-        *,
-        alpha: float | None = None,
-        beta: float | None = None,
-        seed: int = 0,
-        budget: float | None = None,
-        tail: str = "zero",
-        group_offset: int = 0,
-        fill: int | None = None,
-        without: int | None = None,
-    ) -> Verdict:
-        """Compares out with a kernel's float64 products; see `Workbench.judge`."""
-        problem = problem_of(operands.config, host_sizes, alpha=alpha, beta=beta, group_offset=group_offset, without=without)
-        sample = draw_sample(problem, seed, _BUDGET if budget is None else budget)
+    def _look(self, operands: OperandSet, problem: Problem, sample: Sample, tail: str, held: int) -> Findings:
+        """Compares out with a kernel's float64 products."""
         memory, layout = operands.memory["out"], operands.layouts["out"]
-        held = poison_byte(layout.dtype) if fill is None else fill
         with self.runtime.use_device(self._index):
             found = self._judge.look(operands, problem, sample, tail, held)
             found.touched = self._judge.touched(layout, memory.ptr, memory.ptr + _base(layout), layout.nbytes, held)
-        return verdict_of(problem, found, sample.checked)
+        return found
 
     def snapshot(self, operands: OperandSet) -> Snapshot:
         """A copy of out's whole buffer on the device."""

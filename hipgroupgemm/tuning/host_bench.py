@@ -12,12 +12,11 @@ import numpy as np
 
 from hipgroupgemm.backends.reference import numpy_view
 from hipgroupgemm.benchmark.ceilings import Ceilings, measure_ceilings
-from hipgroupgemm.benchmark.judge import Verdict
 from hipgroupgemm.benchmark.labs import NumPyLab
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.dtypes import dtype_of
 from hipgroupgemm.tolerance import Tolerance
-from hipgroupgemm.tuning.judging import Findings, Problem, describe_element, draw_sample, place_of, problem_of, verdict_of
+from hipgroupgemm.tuning.judging import Findings, Problem, Sample, describe_element, host_integers, place_of
 from hipgroupgemm.tuning.workbench import (
     GUARD,
     Array,
@@ -25,7 +24,6 @@ from hipgroupgemm.tuning.workbench import (
     OperandSet,
     Snapshot,
     Workbench,
-    host_integers,
     layouts_of,
     operand_set,
     operand_std,
@@ -35,7 +33,6 @@ from hipgroupgemm.views import CPU, ArrayView, packed_strides
 
 __all__ = ["HostBench", "fill_normal"]
 
-_BUDGET = 2e9
 _TABLE = 4_194_301  # random numbers before they repeat: a prime, so that no row or matrix repeats at its own start
 _WIDTH = 4096  # words of 8 bytes
 _CACHED = 64 << 20  # inputs of fewer bytes than this may stay in a cache between calls
@@ -94,6 +91,7 @@ class HostBench(Workbench):
 
     device = CPU
     stream = 0
+    budget = 2e9
 
     def __init__(self) -> None:
         self._lab = NumPyLab()
@@ -167,30 +165,14 @@ class HostBench(Workbench):
         """A memmove."""
         ctypes.memmove(target, source, nbytes)
 
-    def judge(
-        self,
-        operands: OperandSet,
-        host_sizes: Any,
-        *,
-        alpha: float | None = None,
-        beta: float | None = None,
-        seed: int = 0,
-        budget: float | None = None,
-        tail: str = "zero",
-        group_offset: int = 0,
-        fill: int | None = None,
-        without: int | None = None,
-    ) -> Verdict:
-        """Compares out with float64 products by BLAS; see `Workbench.judge`."""
-        problem = problem_of(operands.config, host_sizes, alpha=alpha, beta=beta, group_offset=group_offset, without=without)
-        sample = draw_sample(problem, seed, _BUDGET if budget is None else budget)
+    def _look(self, operands: OperandSet, problem: Problem, sample: Sample, tail: str, held: int) -> Findings:
+        """Compares out with float64 products by BLAS."""
         buffer, base = operands.memory["out"]
-        held = poison_byte(operands.layouts["out"].dtype) if fill is None else fill
         found = Findings(touched=touched_bytes(buffer, base, operands.layouts["out"], held))
         parts = {name: self._elements(operands, name) for name in operands.layouts}
         self._compare(problem, parts, sample.rows, sample.counts, sample.columns, found)
         self._inspect(problem, parts, tail, held, found)
-        return verdict_of(problem, found, sample.checked)
+        return found
 
     @staticmethod
     def _compare(problem: Problem, parts: dict[str, Array], rows: Array, counts: Array, columns: Array, found: Findings) -> None:

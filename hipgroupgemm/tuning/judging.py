@@ -14,8 +14,8 @@ import numpy as np
 
 from hipgroupgemm.benchmark.judge import Verdict
 from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.dtypes import dtype_of
 from hipgroupgemm.tolerance import Tolerance, tolerance_for
-from hipgroupgemm.tuning.workbench import host_integers
 
 __all__ = ["Findings", "Problem", "Sample", "draw_sample", "problem_of", "verdict_of"]
 
@@ -290,3 +290,13 @@ def place_of(config: GroupedGemmConfig, index: int) -> str:
     if config.batch_count > 1:
         text = f"batch {batch} {text}"
     return f"group {group} {text}" if config.ragged_mode is RaggedDotMode.CONTRACTING else text
+
+
+def host_integers(values: Any) -> Array:
+    """Group sizes from the host as an array of integers; TypeError for anything else."""
+    array = np.asarray(values)
+    if array.size == 0 and array.dtype.kind == "f":  # an empty list
+        array = array.astype(np.int32)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"group_sizes: got {dtype_of(array.dtype)!s}, wanted integers on the host")
+    return array

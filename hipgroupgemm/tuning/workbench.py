@@ -20,7 +20,8 @@ from hipgroupgemm.benchmark.ceilings import Ceilings
 from hipgroupgemm.benchmark.judge import Verdict
 from hipgroupgemm.bindings import with_scalars
 from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.dtypes import DTYPES, dtype_of
+from hipgroupgemm.dtypes import DTYPES
+from hipgroupgemm.tuning.judging import Findings, Problem, Sample, draw_sample, problem_of, verdict_of
 from hipgroupgemm.views import ArrayView, Device
 
 __all__ = ["GUARD", "Layout", "OperandSet", "Snapshot", "Verdict", "Workbench", "layouts_of", "poison_byte", "workbench_for"]
@@ -154,10 +155,12 @@ class Workbench(abc.ABC):
 
     Attributes:
         device: whose memory it is. stream: handle of the stream that everything is done on, and that calls under test are to use.
+        budget: floating-point operations of a judge's comparison, where none are given.
     """
 
     device: Device
     stream: int
+    budget: float
 
     @abc.abstractmethod
     def operands(self, config: GroupedGemmConfig, *, seed: int, copies: int = 1) -> list[OperandSet]:
@@ -227,7 +230,6 @@ class Workbench(abc.ABC):
     def copy_bytes(self, target: int, source: int, nbytes: int) -> None:
         """Copies within the bench's memory, in the stream's order."""
 
-    @abc.abstractmethod
     def judge(
         self,
         operands: OperandSet,
@@ -260,6 +262,15 @@ class Workbench(abc.ABC):
         Raises:
             ValueError: sizes that are negative, sum past the ragged extent, or have another shape than the config says.
         """
+        config, layout = operands.config, operands.layouts["out"]
+        problem = problem_of(config, host_sizes, alpha=alpha, beta=beta, group_offset=group_offset, without=without)
+        sample = draw_sample(problem, seed, self.budget if budget is None else budget)
+        found = self._look(operands, problem, sample, tail, poison_byte(layout.dtype) if fill is None else fill)
+        return verdict_of(problem, found, sample.checked)
+
+    @abc.abstractmethod
+    def _look(self, operands: OperandSet, problem: Problem, sample: Sample, tail: str, held: int) -> Findings:
+        """Compares the sample of out and looks at all of it and around it; `held` is the byte that it was full of."""
 
     @abc.abstractmethod
     def snapshot(self, operands: OperandSet) -> Snapshot:
@@ -327,13 +338,3 @@ def workbench_for(device: Device | str) -> Workbench:
     from hipgroupgemm.tuning.gpu_bench import GpuBench
 
     return GpuBench(where)
-
-
-def host_integers(values: Any) -> Array:
-    """Group sizes from the host as an array of integers; TypeError for anything else."""
-    array = np.asarray(values)
-    if array.size == 0 and array.dtype.kind == "f":  # an empty list
-        array = array.astype(np.int32)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"group_sizes: got {dtype_of(array.dtype)!s}, wanted integers on the host")
-    return array
