@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.benchmark.labs import Lab, available_cores
+from hipgroupgemm.benchmark.labs import Lab
+from hipgroupgemm.runtime.process import available_cores
 
 __all__ = ["blas_name", "busy_note", "commit_of", "cpu_model", "describe", "load_average"]
 

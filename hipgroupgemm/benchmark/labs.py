@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hipgroupgemm.dtypes import compute_type_of
+from hipgroupgemm.runtime.process import available_cores
 from hipgroupgemm.views import CPU, Device
 
 __all__ = ["CuPyLab", "Lab", "NumPyLab", "lab_for"]
@@ -256,13 +257,6 @@ def _pool_hook(cupy: Any) -> Any:
             self.live -= self._sizes.pop(info["pmem_id"], 0)  # blocks from before the hook are not ours
 
     return Peak()
-
-
-def available_cores() -> int:
-    """The cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _cache_bytes() -> int:

@@ -1,8 +1,27 @@
-"""What this process has loaded and opened, read from /proc (Linux)."""
+"""What this process has loaded and opened, read from /proc (Linux), and what it may use."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+
+
+def available_cores() -> int:
+    """The cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def import_path() -> list[str]:
+    """This process's import path, for another that is to find the same modules from any directory."""
+    path = []
+    for entry in sys.path:
+        if isinstance(entry, str):
+            with contextlib.suppress(OSError):  # a working directory that was deleted holds no module
+                path.append(entry or os.getcwd())
+    return path
 
 
 def mapped_libraries(stem: str) -> list[str]:

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from hipgroupgemm.benchmark.command import INTERRUPTED, stdout_console
 from hipgroupgemm.benchmark.environment import blas_name, commit_of, cpu_model, load_average
-from hipgroupgemm.benchmark.labs import available_cores
 from hipgroupgemm.benchmark.table import STDOUT, write_text
+from hipgroupgemm.runtime.process import available_cores
 from hipgroupgemm.sweep.jobs import RequestError, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.output import noise_notes, print_sweep, write_csv
 from hipgroupgemm.sweep.planning import Task, plan_sweep

@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from hipgroupgemm.backends.base import MatmulAlgorithm
+from hipgroupgemm.runtime.process import import_path
 from hipgroupgemm.tuning.worker import HEADER
 from hipgroupgemm.views import Device
 
@@ -293,12 +294,7 @@ _lock = threading.Lock()
 
 def _environment() -> tuple[list[str], list[tuple[str, str]]]:
     """What a worker is started under, its import path and variables: with another one it would run something else."""
-    path = []
-    for entry in sys.path:
-        if isinstance(entry, str):
-            with contextlib.suppress(OSError):  # a working directory that was deleted holds no module
-                path.append(entry or os.getcwd())
-    return path, sorted((name, value) for name, value in os.environ.items() if name != _STORE)
+    return import_path(), sorted((name, value) for name, value in os.environ.items() if name != _STORE)
 
 
 def acquire(device: Device, *, fresh: bool = False) -> tuple[Child, bool]:

@@ -16,8 +16,8 @@ from hipgroupgemm.backends import backend_kinds, get_backend
 from hipgroupgemm.backends.base import Backend, MatmulAlgorithm, as_limits
 from hipgroupgemm.benchmark.ceilings import Ceilings
 from hipgroupgemm.benchmark.environment import busy_note, load_average
-from hipgroupgemm.benchmark.labs import available_cores
 from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.runtime.process import available_cores
 from hipgroupgemm.tuning.identity import identity
 from hipgroupgemm.tuning.lanes import ChildLane, Lane, LocalLane, Patience, WorkerUnavailable, pickled
 from hipgroupgemm.tuning.report import TuningReport, TuningRow

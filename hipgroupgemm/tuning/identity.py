@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import os
 import platform
 import re
 from typing import Any
 
 from hipgroupgemm.backends import backend_kinds, get_backend
 from hipgroupgemm.backends.base import versions_of
+from hipgroupgemm.runtime.process import available_cores
 from hipgroupgemm.views import CPU, Device
 
 __all__ = ["DeviceKind", "device_kind", "device_name", "identity", "versions_here"]
@@ -54,8 +54,7 @@ class DeviceKind:
 def device_kind(device: Device) -> DeviceKind:
     """The kind of a device, asked once. Raises RuntimeError or ValueError where a GPU can't be asked or is not there."""
     if device.kind == "cpu":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return DeviceKind("cpu", platform.machine() or "unknown", cores)
+        return DeviceKind("cpu", platform.machine() or "unknown", available_cores())
     from hipgroupgemm.runtime import get_runtime
 
     info = get_runtime(device.kind).device_info(device.index)

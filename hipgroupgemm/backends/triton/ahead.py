@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from hipgroupgemm.backends.triton.compiler import KernelSpec, compile_kernel, is_compiled
 from hipgroupgemm.runtime.cache import default_cache
+from hipgroupgemm.runtime.process import available_cores, import_path
 
 __all__ = ["compile_ahead", "main"]
 
@@ -33,8 +34,7 @@ def compile_ahead(specs: Sequence[KernelSpec], seconds: float | None = None) -> 
         seconds: to stop after; None for no limit.
     """
     missing = [spec for spec in dict.fromkeys(specs) if not is_compiled(spec)]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(len(missing), cores, _MOST_PROCESSES)
+    count = min(len(missing), available_cores(), _MOST_PROCESSES)
     if len(missing) < _WORTH or count < 2 or default_cache().directory is None or not sys.executable:
         return 0
     began = time.monotonic()
@@ -59,9 +59,8 @@ def compile_ahead(specs: Sequence[KernelSpec], seconds: float | None = None) -> 
 
 def _start(specs: Sequence[KernelSpec]) -> subprocess.Popen[bytes]:
     """A process, in a session of its own since compilers start others, that compiles some kernels one after the other."""
-    path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
     nowhere = subprocess.DEVNULL
-    command = [sys.executable, "-c", _START.format(path=path)]
+    command = [sys.executable, "-c", _START.format(path=import_path())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError), process.stdin:
