@@ -18,7 +18,6 @@ import datetime
 import gc
 import importlib.metadata
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -78,30 +77,16 @@ def specs_for(shape: MoEShape, kind: str, most: float = SHORTLIST) -> list[tuple
     return [(candidate, spec_of(candidate, key, machine)) for candidate in found]
 
 
-def compile_one(spec: Any) -> str:
-    """Compiles into the cache on disk; an error's first line."""
-    from hipgroupgemm.backends.triton.compiler import compile_kernel
+def compile_ahead(specs: list[Any]) -> None:
+    """Fills the compile cache on all cores; what is left is compiled, or refused, where it is used."""
+    from hipgroupgemm.backends.triton.ahead import compile_ahead as compile_on_all_cores
+    from hipgroupgemm.backends.triton.compiler import is_compiled
 
-    quiet = os.open(os.devnull, os.O_WRONLY)  # ptxas's own words
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
-    try:
-        compile_kernel(spec)
-    except RuntimeError as error:
-        return str(error).splitlines()[0][:200]
-    return ""
-
-
-def compile_ahead(cells: list[tuple[str, MoEShape, str]]) -> None:
-    """Fills the compile cache by as many processes as there are cores."""
-    import concurrent.futures
-    import multiprocessing
-
-    specs = list(dict.fromkeys(spec for _, shape, kind in cells for _, spec in specs_for(shape, kind)))
+    specs = list(dict.fromkeys(specs))
     began = time.perf_counter()
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        failed = [error for error in pool.map(compile_one, specs) if error]
-    print(f"compiled {len(specs)} kernels in {time.perf_counter() - began:.1f} s, {len(failed)} failed", *failed, sep="\n  ", flush=True)
+    compile_on_all_cores(specs)
+    left = sum(not is_compiled(spec) for spec in specs)
+    print(f"compiled {len(specs)} kernels in {time.perf_counter() - began:.1f} s, {left} left", flush=True)
 
 
 # ---- timing --------------------------------------------------------------------------------------------------------------------
@@ -330,7 +315,7 @@ def main() -> int:
     if options.shape:
         wanted = {tuple(map(int, text.split(","))) for text in options.shape}
         cells = [cell for cell in cells if cell[1].extents in wanted]
-    compile_ahead(cells)
+    compile_ahead([spec for _, shape, kind in cells for _, spec in specs_for(shape, kind)])
 
     import torch
 

@@ -10,12 +10,9 @@ fraction, error.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import csv
 import gc
 import math
-import multiprocessing
-import os
 import sys
 import time
 from pathlib import Path
@@ -36,11 +33,7 @@ def compile_all(cells: list[Any], only: list[str]) -> None:
         for candidate, spec in peers.specs_for(shape, kind, math.inf):
             if not only or any(part in candidate.name for part in only):
                 specs.append(spec)
-    specs = list(dict.fromkeys(specs))
-    began = time.perf_counter()
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        failed = [error for error in pool.map(peers.compile_one, specs) if error]
-    print(f"compiled {len(specs)} kernels in {time.perf_counter() - began:.1f} s, {len(failed)} failed", *failed, sep="\n  ", flush=True)
+    peers.compile_ahead(specs)
 
 
 def with_window(run: Any, executable: Any, window: int) -> Any:
