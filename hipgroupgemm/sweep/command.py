@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import os
 import sys
 from collections import deque
@@ -20,7 +19,7 @@ from hipgroupgemm.benchmark.table import STDOUT, write_text
 from hipgroupgemm.runtime.process import available_cores
 from hipgroupgemm.sweep.jobs import RequestError, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.output import noise_notes, print_sweep, write_csv
-from hipgroupgemm.sweep.planning import Task, plan_sweep
+from hipgroupgemm.sweep.planning import Task, key_of, plan_sweep
 from hipgroupgemm.sweep.progress import Display, display
 from hipgroupgemm.sweep.record import Record, Sweep, SweepFile, document, read_sweep, stamp_of
 from hipgroupgemm.sweep.workers import Outcome, Progress, Worker, WorkerPool
@@ -172,9 +171,9 @@ def sweep(requests: Sequence[SweepRequest], outputs: Outputs, log: Callable[[str
 def _check_names(tasks: Sequence[Task], workers: Sequence[Worker]) -> None:
     """Names of algorithms that no job has anywhere are an error before anything is run."""
     asked: dict[str, bool] = {}
-    for worker in {_key(worker.identity): worker for worker in workers}.values():
+    for worker in {key_of(worker.identity): worker for worker in workers}.values():
         own = [task for task in tasks if task.identity == worker.identity and not isinstance(task.settings["algorithms"], str)]
-        for settings in {_key(task.settings): task.settings for task in own}.values():
+        for settings in {key_of(task.settings): task.settings for task in own}.values():
             missing = worker.missing([task.job for task in own if task.settings == settings], settings)
             asked.update({name: asked.get(name, False) or name not in missing for name in settings["algorithms"]})
     unknown = [name for name, found in asked.items() if not found]
@@ -217,10 +216,6 @@ def _what_is_there(path: Path) -> str:
     return f"holds {state} with {len(there.records)} jobs; give --resume {path} to go on with it"
 
 
-def _key(identity: Any) -> str:
-    return json.dumps(identity, sort_keys=True)
-
-
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
@@ -249,7 +244,7 @@ def _drive(outputs: Outputs, pool: WorkerPool, result: SweepResult, file: SweepF
     """Gives workers jobs until all have ended. Devices that are alike share theirs."""
     waiting: dict[str, deque[int]] = {}
     for number, task in enumerate(result.tasks):
-        queue = waiting.setdefault(_key(task.identity), deque())
+        queue = waiting.setdefault(key_of(task.identity), deque())
         if task.record is None:
             queue.append(number)
 
@@ -266,7 +261,7 @@ def _drive(outputs: Outputs, pool: WorkerPool, result: SweepResult, file: SweepF
         shown.finished(device, number, record)
 
     def next_job(worker: Worker) -> None:
-        queue = waiting[_key(worker.identity)]
+        queue = waiting[key_of(worker.identity)]
         worker.job = None
         if queue:
             number = queue.popleft()
@@ -292,8 +287,8 @@ def _drive(outputs: Outputs, pool: WorkerPool, result: SweepResult, file: SweepF
                     worker.stop()
                     pool.workers.remove(worker)
                     left_over = Outcome("failed", f"{worker.device} is gone: {gone}")
-                    key = _key(worker.identity)
-                    while waiting[key] and not any(_key(other.identity) == key for other in pool.workers):
+                    key = key_of(worker.identity)
+                    while waiting[key] and not any(key_of(other.identity) == key for other in pool.workers):
                         finish(waiting[key].popleft(), worker.device, left_over)
                     continue
             next_job(worker)

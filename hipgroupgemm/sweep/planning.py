@@ -10,7 +10,7 @@ from typing import Any
 from hipgroupgemm.sweep.jobs import DistributionError, SweepJob, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.record import Record, Sweep, model_of, place_of
 
-__all__ = ["Plan", "Task", "plan_sweep", "requests_of"]
+__all__ = ["Plan", "Task", "key_of", "plan_sweep", "requests_of"]
 
 
 @dataclasses.dataclass
@@ -101,11 +101,11 @@ def plan_sweep(requests: Sequence[SweepRequest], identities: Mapping[str, dict[s
     tasks: dict[tuple[str, str], Task] = {}
     now = []
     for request in requests:
-        facts = list({_key(identities[name]): identities[name] for name in request.devices}.values())
+        facts = list({key_of(identities[name]): identities[name] for name in request.devices}.values())
         settings = request.settings()
         for identity in facts:
             for job in plan_jobs(request, str(identity["kind"])):
-                task = tasks.setdefault((_key(job.to_dict()), _key(identity)), Task(job, identity, settings))
+                task = tasks.setdefault((key_of(job.to_dict()), key_of(identity)), Task(job, identity, settings))
                 task.settings = settings
         now.append(_Wish(request, [model_of(identity) for identity in facts]))
     wishes, places = _united(_wishes(old) if old is not None else [], now)
@@ -118,7 +118,8 @@ def plan_sweep(requests: Sequence[SweepRequest], identities: Mapping[str, dict[s
     return plan
 
 
-def _key(data: Any) -> str:
+def key_of(data: Any) -> str:
+    """Plain data as a key: equal for equal data."""
     return json.dumps(data, sort_keys=True)
 
 
