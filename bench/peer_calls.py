@@ -15,7 +15,7 @@ import torch
 
 import hipgroupgemm as hgg
 from hipgroupgemm.calls import gather
-from hipgroupgemm.workloads import MoEShape, RaggedDotClass
+from hipgroupgemm.measure.workloads import MoEShape, RaggedDotClass
 
 PADDED_BYTES = 24e9
 LOOP_GROUPS = 64

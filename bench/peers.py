@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.workloads import CLASSES, SUITES, MoEShape, group_sizes_of
+from hipgroupgemm.measure.workloads import CLASSES, SUITES, MoEShape, group_sizes_of
 
 FLOPS, BANDWIDTH = 788e12, 4.29e12
 SKEWED = ((6400, 2048, 512, 512), (10240, 2048, 768, 128), (10240, 2880, 2880, 128), (20480, 4096, 1536, 128), (15360, 6144, 20480, 32))
@@ -63,10 +63,10 @@ def sizes_of(dist: str, shape: MoEShape) -> np.ndarray[Any, Any]:
 def specs_for(shape: MoEShape, kind: str, most: float = SHORTLIST) -> list[tuple[Any, Any]]:
     """(candidate, what it compiles to) of a cell, the best guess first."""
     import hipgroupgemm as hgg
-    from hipgroupgemm.arrays import ArraySpec
     from hipgroupgemm.backends.triton.candidates import Machine, ordered
     from hipgroupgemm.backends.triton.compiler import target_of
     from hipgroupgemm.backends.triton.specs import spec_of
+    from hipgroupgemm.operands.arrays import ArraySpec
     from hipgroupgemm.runtime import get_runtime
 
     info = get_runtime("cuda").device_info(0)

@@ -62,7 +62,7 @@ def main() -> int:
     from hipgroupgemm.benchmark.plots import plot_floor, plot_speedup
     from hipgroupgemm.benchmark.ratios import bare_loop_ratio, on_one_thread, padded_ratio
     from hipgroupgemm.benchmark.table import print_rows, write_csv, write_json
-    from hipgroupgemm.workloads import CLASSES, PRESETS, presets_of
+    from hipgroupgemm.measure.workloads import CLASSES, PRESETS, presets_of
 
     try:
         shapes = [preset.shape for name in options.model or PRESETS for preset in presets_of(name)]

@@ -20,7 +20,7 @@ from typing import Any
 
 import peers
 
-from hipgroupgemm.workloads import CLASSES
+from hipgroupgemm.measure.workloads import CLASSES
 
 WINDOWS = (1, 2, 4, 8, 16, 32)
 COLUMNS = ("dist", "M", "K", "N", "E", "class", "algorithm", "window", "ms", "fraction", "error")

@@ -7,20 +7,20 @@
 
 from typing import TYPE_CHECKING
 
-from hipgroupgemm.arrays import ArraySpec, as_array
-from hipgroupgemm.backends import backend_names, register_backend, unregister_backend
-from hipgroupgemm.backends.base import MatmulAlgorithm
-from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.dimension_numbers import RaggedDotDimensionNumbers
-from hipgroupgemm.plan import GroupedMatmulPlan
-from hipgroupgemm.ragged_dot import (
+from hipgroupgemm.api import (
     clear_plan_cache,
     config_for_ragged_dot,
     ragged_dot,
     ragged_dot_general,
 )
+from hipgroupgemm.backends import backend_names, register_backend, unregister_backend
+from hipgroupgemm.backends.base import MatmulAlgorithm
+from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.operands.arrays import ArraySpec, as_array
+from hipgroupgemm.operands.views import Device
+from hipgroupgemm.plan import GroupedMatmulPlan
+from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
 from hipgroupgemm.reference import ragged_dot_reference
-from hipgroupgemm.views import Device
 
 if TYPE_CHECKING:
     from hipgroupgemm.tuning.report import TuningReport
@@ -52,7 +52,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> object:
     if name in ("DeviceArray", "set_allocator"):  # loaded on first use: they need a GPU
-        from hipgroupgemm import device_array
+        from hipgroupgemm.operands import device_array
 
         return getattr(device_array, name)
     if name == "TuningReport":  # a plan's autotune() returns one; nothing else needs it

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm import arrays
 from hipgroupgemm.backends.base import Arguments, Executable
 from hipgroupgemm.config import FLOAT32_MAX, GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.dimension_numbers import RaggedDotAxes
-from hipgroupgemm.dtypes import compute_type_of, float_dtype
-from hipgroupgemm.groups import GroupFault, scan
+from hipgroupgemm.operands import arrays
+from hipgroupgemm.operands.dtypes import compute_type_of, float_dtype
+from hipgroupgemm.operands.views import ArrayView, Device, packed_strides
+from hipgroupgemm.problem.dimension_numbers import RaggedDotAxes
+from hipgroupgemm.problem.groups import GroupFault, scan
 from hipgroupgemm.runtime.streams import normalize_stream, stream_handle
-from hipgroupgemm.views import ArrayView, Device, packed_strides
 
 __all__ = ["Operands", "gather", "host_array"]
 
@@ -174,7 +174,7 @@ class Operands:
         views = (self.lhs, self.rhs, self.sizes, self.c, self.bias, self.out) if before else (self.out,)
         producers = {arrays.producer_stream(view) for view in views if view is not None}
         if producers - {None, self.stream}:
-            from hipgroupgemm.device_array import order_streams
+            from hipgroupgemm.operands.device_array import order_streams
 
             for stream in producers:
                 if stream is None or stream == self.stream:

@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hipgroupgemm import arrays
 from hipgroupgemm.backends import get_backend, passed_over, select_backend
 from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits, find_algorithm
 from hipgroupgemm.backends.ranges import with_ranges
-from hipgroupgemm.bindings import with_scalars
 from hipgroupgemm.calls import Operands, gather
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.dimension_numbers import RaggedDotAxes
-from hipgroupgemm.dtypes import DTYPES
+from hipgroupgemm.operands import arrays
+from hipgroupgemm.operands.dtypes import DTYPES
+from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.plan_operands import match_operands
+from hipgroupgemm.problem.bindings import with_scalars
+from hipgroupgemm.problem.dimension_numbers import RaggedDotAxes
 from hipgroupgemm.repeats import Repeat, Repeats, key_of
 from hipgroupgemm.runtime.streams import normalize_stream
-from hipgroupgemm.views import CPU, Device
 
 if TYPE_CHECKING:
+    from hipgroupgemm.store.store import StoredRecord
     from hipgroupgemm.tuning.engine import TuningProgress
     from hipgroupgemm.tuning.report import TuningReport
-    from hipgroupgemm.tuning.store import StoredRecord
 
 __all__ = ["GroupedMatmulPlan", "MatmulAlgorithm"]
 
@@ -150,7 +150,7 @@ class GroupedMatmulPlan:
         if not self._use_store:
             self._not_stored = "tuning store not used: use_store=False"
             return None
-        from hipgroupgemm.tuning.store import default_store
+        from hipgroupgemm.store.store import default_store
 
         why: list[str] = []
         stored = default_store().lookup(self.key, self.device, backend=self._named, deterministic=deterministic, why_not=why.append)

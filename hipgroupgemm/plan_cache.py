@@ -8,8 +8,8 @@ from typing import Any
 
 from hipgroupgemm.backends import registry_version
 from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.operands.views import Device
 from hipgroupgemm.plan import GroupedMatmulPlan
-from hipgroupgemm.views import Device
 
 __all__ = ["PlanCache"]
 

@@ -6,13 +6,13 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from hipgroupgemm.bindings import bind_config
 from hipgroupgemm.calls import Operands
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.dimension_numbers import RaggedDotAxes, RaggedDotDimensionNumbers, resolve
-from hipgroupgemm.dtypes import DTYPES
-from hipgroupgemm.operands import DoesNotCollapse, Precision, config_from_views
-from hipgroupgemm.views import ArrayView, packed_strides
+from hipgroupgemm.operands.dtypes import DTYPES
+from hipgroupgemm.operands.views import ArrayView, packed_strides
+from hipgroupgemm.problem.bindings import bind_config
+from hipgroupgemm.problem.canonicalize import DoesNotCollapse, Precision, config_from_views
+from hipgroupgemm.problem.dimension_numbers import RaggedDotAxes, RaggedDotDimensionNumbers, resolve
 
 __all__ = ["match_operands"]
 

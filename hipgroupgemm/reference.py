@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm import arrays
 from hipgroupgemm.backends.reference import compute
-from hipgroupgemm.bindings import Wanted, check_bias, shapes_of
 from hipgroupgemm.calls import Operands, gather, host_array
 from hipgroupgemm.config import RaggedDotMode
-from hipgroupgemm.dimension_numbers import BASIC, RaggedDotAxes
-from hipgroupgemm.dtypes import compute_type_of, dtype_of
-from hipgroupgemm.groups import GroupBounds, scan, select_groups
+from hipgroupgemm.operands import arrays
+from hipgroupgemm.operands.dtypes import compute_type_of, dtype_of
+from hipgroupgemm.problem.bindings import Wanted, check_bias, shapes_of
+from hipgroupgemm.problem.dimension_numbers import BASIC, RaggedDotAxes
+from hipgroupgemm.problem.groups import GroupBounds, scan, select_groups
 
 __all__ = ["compute_uncollapsed", "ragged_dot_reference"]
 

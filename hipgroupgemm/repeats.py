@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm import arrays
 from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.calls import Operands
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.views import ArrayView
+from hipgroupgemm.operands import arrays
+from hipgroupgemm.operands.views import ArrayView
 
 __all__ = ["Repeat", "Repeats", "key_of"]
 

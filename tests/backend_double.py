@@ -8,7 +8,7 @@ from typing import Any
 from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.backends.reference import run_config
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.groups import GroupFault
+from hipgroupgemm.problem.groups import GroupFault
 
 
 class DoubleExecutable(Executable):

@@ -53,7 +53,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from backend_double import DoubleBackend
 
     from hipgroupgemm import backends, clear_plan_cache
-    from hipgroupgemm.tuning import files
+    from hipgroupgemm.store import files
 
     monkeypatch.setattr(files, "_warned", set())  # what is warned of once a process
     backend = DoubleBackend()

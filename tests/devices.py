@@ -8,7 +8,7 @@ import numpy as np
 from generators import Library
 
 import hipgroupgemm as hgg
-from hipgroupgemm.views import ArrayView, Device
+from hipgroupgemm.operands.views import ArrayView, Device
 
 
 class DeviceLibrary(Library):

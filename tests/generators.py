@@ -19,7 +19,7 @@ import numpy as np
 from comparison import assert_close
 
 import hipgroupgemm as hgg
-from hipgroupgemm.dimension_numbers import BASIC
+from hipgroupgemm.problem.dimension_numbers import BASIC
 
 CASE_FILE = pathlib.Path(__file__).with_name("cases.json")
 FLOATS = ("float32", "float64", "float16", "bfloat16")

@@ -1,6 +1,6 @@
 """A GPU that is none: host memory behind the calls of a runtime that a workbench makes, and tuning's kernels in their host build.
 
-With it GpuBench, the judge's Python part and the kernels run in every test run, without a device. Freed memory is kept full of rubbish
+With it DeviceHarness, the judge's Python part and the kernels run in every test run, without a device. Freed memory is kept full of rubbish
 for a while, and the kernels' threads run in another order at every launch.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from hipgroupgemm.measure.device_harness import DeviceHarness
 from hipgroupgemm.runtime.objects import DeviceInfo
-from hipgroupgemm.tuning.gpu_bench import GpuBench
 
 TOTAL = 1 << 30
 
@@ -112,5 +112,5 @@ class HostKernels:
             raise RuntimeError(f"{name}: {status}")
 
 
-def host_bench(library: Path) -> GpuBench:
-    return GpuBench("cuda:0", runtime=HostRuntime(), kernels=HostKernels(library))
+def host_bench(library: Path) -> DeviceHarness:
+    return DeviceHarness("cuda:0", runtime=HostRuntime(), kernels=HostKernels(library))

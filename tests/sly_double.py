@@ -14,9 +14,9 @@ from tuning_double import TuningDouble, _Executable
 from hipgroupgemm.backends.base import Arguments, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.backends.reference import numpy_view, run_config
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.groups import GroupFault, scan
-from hipgroupgemm.tuning.workbench import layouts_of
-from hipgroupgemm.views import ArrayView
+from hipgroupgemm.measure.harness import layouts_of
+from hipgroupgemm.operands.views import ArrayView
+from hipgroupgemm.problem.groups import GroupFault, scan
 
 CHANGES = ("zeroes_lhs", "bumps_lhs", "spoils_lhs", "spoils_rhs", "zeroes_sizes", "writes_around")
 """They change their inputs, before or after they compute."""

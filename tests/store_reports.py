@@ -9,9 +9,9 @@ from typing import Any
 import hipgroupgemm as hgg
 from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.tuning.identity import identity
+from hipgroupgemm.operands.views import CPU
+from hipgroupgemm.store.identity import identity
 from hipgroupgemm.tuning.report import TuningReport, TuningRow
-from hipgroupgemm.views import CPU
 
 Spec = hgg.ArraySpec
 _minutes = itertools.count()

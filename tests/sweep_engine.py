@@ -21,9 +21,9 @@ from hipgroupgemm import register_backend
 from hipgroupgemm.backends import backend_names
 from hipgroupgemm.backends.base import Executable, MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.operands.views import Device
+from hipgroupgemm.store.identity import identity as real_identity
 from hipgroupgemm.tuning import engine
-from hipgroupgemm.tuning.identity import identity as real_identity
-from hipgroupgemm.views import Device
 
 OLD = {
     "version": "1",

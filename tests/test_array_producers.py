@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import hipgroupgemm as hgg
-from hipgroupgemm.device_array import DeviceArray
-from hipgroupgemm.views import Device
+from hipgroupgemm.operands.device_array import DeviceArray
+from hipgroupgemm.operands.views import Device
 
 
 def operands():

@@ -14,7 +14,7 @@ from generators import FLOAT8S, FLOATS, dtype_of, random_values
 from jax_judge import enable_x64
 
 import hipgroupgemm as hgg
-from hipgroupgemm.arrays import view_of
+from hipgroupgemm.operands.arrays import view_of
 
 SIZES = [5, 0, 7]
 

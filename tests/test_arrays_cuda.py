@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import hipgroupgemm as hgg
-from hipgroupgemm import arrays
-from hipgroupgemm.views import Device
+from hipgroupgemm.operands import arrays
+from hipgroupgemm.operands.views import Device
 
 pytestmark = pytest.mark.cuda
 DEVICE = Device("cuda", 0)

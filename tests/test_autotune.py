@@ -12,9 +12,9 @@ from tuning_double import TuningDouble
 
 import hipgroupgemm as hgg
 from hipgroupgemm.backends import backend_kinds
+from hipgroupgemm.store.store import TuningStore
 from hipgroupgemm.tuning import close_workers
 from hipgroupgemm.tuning.adopt import NoRightCandidate
-from hipgroupgemm.tuning.store import TuningStore
 
 FAST = {"repetitions": 2, "warmup": 0}
 
@@ -255,7 +255,7 @@ def test_refusals():
 
 
 def test_a_store_that_fails_takes_nothing_from_the_tuning(register, monkeypatch, caplog):
-    from hipgroupgemm.tuning import files
+    from hipgroupgemm.store import files
 
     monkeypatch.setattr(files, "_warned", set())
     register(["good:1"])

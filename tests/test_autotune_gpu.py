@@ -18,8 +18,8 @@ from tuning_double_gpu import HarmfulDouble
 
 import hipgroupgemm as hgg
 from hipgroupgemm.backends import get_backend
+from hipgroupgemm.operands.views import Device
 from hipgroupgemm.tuning import close_workers, tune
-from hipgroupgemm.views import Device
 
 KINDS = [pytest.param("cuda", marks=pytest.mark.cuda), pytest.param("rocm", marks=pytest.mark.hip)]
 

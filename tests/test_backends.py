@@ -14,9 +14,9 @@ import hipgroupgemm as hgg
 from hipgroupgemm import GroupedMatmulPlan, backends, register_backend, unregister_backend
 from hipgroupgemm.backends import backend_names, get_backend, select_backend
 from hipgroupgemm.backends.base import Arguments
-from hipgroupgemm.groups import GroupFault
+from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.plan_cache import PlanCache
-from hipgroupgemm.views import CPU, Device
+from hipgroupgemm.problem.groups import GroupFault
 
 Spec = hgg.ArraySpec
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hipgroupgemm.benchmark import command, labs, plots, ratios
-from hipgroupgemm.benchmark.ceilings import Ceilings
-from hipgroupgemm.workloads import CLASSES
+from hipgroupgemm.measure.roofline import Roofline
+from hipgroupgemm.measure.workloads import CLASSES
 
 SCRIPT = Path(__file__).resolve().parent.parent / "bench" / "run.py"
 
@@ -30,7 +30,7 @@ def small(monkeypatch: pytest.MonkeyPatch, script: types.ModuleType, tmp_path) -
     """Shapes scaled far down, three rounds a ratio; the script's arguments name tmp_path."""
     monkeypatch.setattr(command, "AUTO_PADDED_FLOPS", 10**7)
     monkeypatch.setattr(labs.NumPyLab, "flush", lambda self: None)
-    monkeypatch.setattr(command, "measure_ceilings", lambda *_: Ceilings(1e11, 1e10, "a product", "a copy"))
+    monkeypatch.setattr(command, "measure_ceilings", lambda *_: Roofline(1e11, 1e10, "a product", "a copy"))
     monkeypatch.setattr(ratios, "bare_loop_ratio", functools.partial(ratios.bare_loop_ratio, divisor=32))
     monkeypatch.setattr(ratios, "padded_ratio", functools.partial(ratios.padded_ratio, divisor=16))
     monkeypatch.setattr(ratios, "on_one_thread", lambda seconds, seed: [])

@@ -11,19 +11,19 @@ from hipgroupgemm import GroupedMatmulPlan, ragged_dot_reference, register_backe
 from hipgroupgemm.backends.reference import ReferenceBackend, numpy_view
 from hipgroupgemm.benchmark.algorithms import config_of
 from hipgroupgemm.benchmark.baselines import BASELINES, Operands
-from hipgroupgemm.benchmark.ceilings import Ceilings
 from hipgroupgemm.benchmark.judge import Judge
 from hipgroupgemm.benchmark.labs import NumPyLab
 from hipgroupgemm.benchmark.ratios import Ratio, bare_loop, bare_loop_ratio, padded_ratio
 from hipgroupgemm.benchmark.runner import Job, Row, Runner, make_operands
-from hipgroupgemm.dtypes import DTYPES
-from hipgroupgemm.tolerance import compare, tolerance_for
-from hipgroupgemm.tuning.store import TuningStore
-from hipgroupgemm.workloads import CLASSES, MoEShape
+from hipgroupgemm.measure.roofline import Roofline
+from hipgroupgemm.measure.tolerance import compare, tolerance_for
+from hipgroupgemm.measure.workloads import CLASSES, MoEShape
+from hipgroupgemm.operands.dtypes import DTYPES
+from hipgroupgemm.store.store import TuningStore
 
 SHAPE = MoEShape(37, 19, 23, 5, label="odd")
 SIZES = [[8, 8, 7, 7, 7], [0, 30, 0, 1, 0], [0, 0, 0, 0, 0], [3, 0, 11, 2, 5], [37, 0, 0, 0, 0]]
-CEILINGS = Ceilings(1e11, 1e10, "a product", "a copy")
+CEILINGS = Roofline(1e11, 1e10, "a product", "a copy")
 FLOAT32 = np.dtype(np.float32)
 
 

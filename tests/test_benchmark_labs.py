@@ -9,12 +9,12 @@ import pytest
 
 from hipgroupgemm.benchmark import labs
 from hipgroupgemm.benchmark.baselines import BASELINES
-from hipgroupgemm.benchmark.environment import describe
 from hipgroupgemm.benchmark.judge import Judge
 from hipgroupgemm.benchmark.labs import CuPyLab, NumPyLab, lab_for
 from hipgroupgemm.benchmark.runner import Job, make_operands
-from hipgroupgemm.dtypes import DTYPES
-from hipgroupgemm.workloads import CLASSES, MoEShape
+from hipgroupgemm.measure.environment import describe
+from hipgroupgemm.measure.workloads import CLASSES, MoEShape
+from hipgroupgemm.operands.dtypes import DTYPES
 
 
 def test_numpy_lab_measures_memory_and_time() -> None:

@@ -15,7 +15,7 @@ from hipgroupgemm.benchmark.plots import plot_both, plot_floor, plot_speedup
 from hipgroupgemm.benchmark.ratios import Ratio
 from hipgroupgemm.benchmark.runner import Row
 from hipgroupgemm.benchmark.table import bytes_text, print_rows, write_csv, write_json
-from hipgroupgemm.workloads import CLASSES
+from hipgroupgemm.measure.workloads import CLASSES
 
 
 def _rows() -> list[Row]:

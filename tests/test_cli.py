@@ -18,9 +18,9 @@ import hipgroupgemm
 from hipgroupgemm import MatmulAlgorithm, register_backend, unregister_backend
 from hipgroupgemm.backends.reference import ReferenceBackend, numpy_view
 from hipgroupgemm.benchmark import command
-from hipgroupgemm.benchmark.ceilings import Ceilings
 from hipgroupgemm.cli import cli, main
-from hipgroupgemm.workloads import CLASSES, PRESETS
+from hipgroupgemm.measure.roofline import Roofline
+from hipgroupgemm.measure.workloads import CLASSES, PRESETS
 
 SHAPE = ["--shape", "48,12,10,4"]
 QUICK = ["--repetitions", "2", "--device", "cpu"]
@@ -28,8 +28,8 @@ QUICK = ["--repetitions", "2", "--device", "cpu"]
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ceilings take a second to measure; where they are not what is tested, they are given."""
-    monkeypatch.setattr(command, "measure_ceilings", lambda *_: Ceilings(1e11, 1e10, "a product", "a copy"))
+    """Roofline take a second to measure; where they are not what is tested, they are given."""
+    monkeypatch.setattr(command, "measure_ceilings", lambda *_: Roofline(1e11, 1e10, "a product", "a copy"))
 
 
 def invoke(*arguments: str):
@@ -131,7 +131,7 @@ def test_main_exits_as_the_command_did(capsys: pytest.CaptureFixture[str], monke
             main(arguments)
         assert info.value.code == code
     assert "No such command 'frobnicate'" in capsys.readouterr().err
-    monkeypatch.setattr("hipgroupgemm.doctor.examine", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("hipgroupgemm.cli.doctor.examine", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(SystemExit) as info:
         main(["doctor"])
     assert info.value.code == 130

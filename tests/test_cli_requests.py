@@ -14,10 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 import hipgroupgemm
-from hipgroupgemm.benchmark import command, environment, labs
-from hipgroupgemm.benchmark.ceilings import Ceilings
+from hipgroupgemm.benchmark import command, labs
 from hipgroupgemm.cli import cli
-from hipgroupgemm.workloads import CLASSES, PRESETS, MoEShape, zipf_sizes
+from hipgroupgemm.measure import environment
+from hipgroupgemm.measure.roofline import Roofline
+from hipgroupgemm.measure.workloads import CLASSES, PRESETS, MoEShape, zipf_sizes
 
 SHAPE = ["--shape", "48,12,10,4"]
 
@@ -25,7 +26,7 @@ SHAPE = ["--shape", "48,12,10,4"]
 @pytest.fixture(autouse=True)
 def given_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take a second to measure."""
-    monkeypatch.setattr(command, "measure_ceilings", lambda *_: Ceilings(1e11, 1e10, "a product", "a copy"))
+    monkeypatch.setattr(command, "measure_ceilings", lambda *_: Roofline(1e11, 1e10, "a product", "a copy"))
 
 
 def invoke(*arguments: str):

@@ -12,14 +12,14 @@ import pytest
 from click.testing import CliRunner
 
 from hipgroupgemm.benchmark import command, runner
-from hipgroupgemm.benchmark.ceilings import Ceilings
 from hipgroupgemm.cli import cli
+from hipgroupgemm.measure.roofline import Roofline
 
 
 @pytest.fixture(autouse=True)
 def given_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take a second to measure."""
-    monkeypatch.setattr(command, "measure_ceilings", lambda *_: Ceilings(1e11, 1e10, "a product", "a copy"))
+    monkeypatch.setattr(command, "measure_ceilings", lambda *_: Roofline(1e11, 1e10, "a product", "a copy"))
 
 
 def bench(*arguments: str):

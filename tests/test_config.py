@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from oracle import group_rows
 
 import hipgroupgemm as hgg
-from hipgroupgemm.bindings import with_scalars
 from hipgroupgemm.config import FLOAT32_MAX, capacity_of
+from hipgroupgemm.problem.bindings import with_scalars
 
 Spec = hgg.ArraySpec
 

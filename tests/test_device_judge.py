@@ -15,8 +15,8 @@ from host_gpu import HostKernels, host_bench
 from workbench_contract import CASES
 from workbench_contract_tests import ContractTests
 
-from hipgroupgemm.tuning import device_judge as dj
-from hipgroupgemm.tuning.workbench import Layout
+from hipgroupgemm.measure import device_check as dj
+from hipgroupgemm.measure.harness import Layout
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ class TestContract(ContractTests):
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_and_numpy_find_the_same_errors(bench, name, rng):
     """Both judges on results that are off here and there: counts, places and the relative error agree."""
-    from hipgroupgemm.tuning.workbench import workbench_for
+    from hipgroupgemm.measure.harness import harness_for
 
     case = CASES[name]
     (operands,) = bench.operands(case.config, seed=4)
@@ -48,13 +48,13 @@ def test_the_kernel_and_numpy_find_the_same_errors(bench, name, rng):
         return
     noisy = (right.astype(np.float64) * (1 + 0.1 * (rng.random(right.shape) < 0.05))).astype(right.dtype)
     contract.put(bench, operands, noisy)
-    with workbench_for("cpu") as host:
+    with harness_for("cpu") as host:
         (there,) = host.operands(case.config, seed=5)
         for operand in operands.layouts:
             contract.put(host, there, bench.values(operands, operand), operand)
         for budget in (None, 1.0):
-            mine = bench.judge(operands, case.host_sizes, seed=9, budget=budget)
-            theirs = host.judge(there, case.host_sizes, seed=9, budget=budget)
+            mine = bench.check(operands, case.host_sizes, seed=9, budget=budget)
+            theirs = host.check(there, case.host_sizes, seed=9, budget=budget)
             assert mine.fault == theirs.fault
             assert mine.checked == theirs.checked
             # where no element is off, what is left is the judges' own rounding

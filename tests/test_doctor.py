@@ -10,8 +10,8 @@ from store_reports import config_of, row
 from store_reports import report as store_report
 
 from hipgroupgemm.cli import cli
-from hipgroupgemm.doctor import BackendState, Finding, Machine, Report, examine, gfx_name, print_report
-from hipgroupgemm.tuning.store import TuningStore
+from hipgroupgemm.cli.doctor import BackendState, Finding, Machine, Report, examine, gfx_name, print_report
+from hipgroupgemm.store.store import TuningStore
 
 
 class FakeFunction:

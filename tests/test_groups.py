@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import first_fault, group_rows
 
-from hipgroupgemm.groups import GroupBounds, GroupFault, scan, select_groups
+from hipgroupgemm.problem.groups import GroupBounds, GroupFault, scan, select_groups
 
 
 @st.composite

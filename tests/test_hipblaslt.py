@@ -270,8 +270,8 @@ def test_a_stored_algorithm_is_found_again(rng):
     from store_reports import report, row
 
     from hipgroupgemm.backends.base import AlgorithmLimits, find_algorithm
-    from hipgroupgemm.tuning.identity import identity
-    from hipgroupgemm.tuning.store import default_store
+    from hipgroupgemm.store.identity import identity
+    from hipgroupgemm.store.store import default_store
 
     device, backend = hgg.Device("rocm", 0), hgg.backends.get_backend("hipblaslt")
     problem = make_problem(rng, Mode.NON_CONTRACTING, 45, 40, 32, [20, 0, 17], "float16", library=HIP)

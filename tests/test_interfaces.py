@@ -12,9 +12,9 @@ from generators import FLOAT8S, FLOATS, random_values
 from producers import CudaArray, DLPackArray, capsule_name
 
 import hipgroupgemm as hgg
-from hipgroupgemm.arrays import ANYWHERE, as_array, view_of
-from hipgroupgemm.dlpack import export_capsule, import_capsule
-from hipgroupgemm.views import CPU, Device
+from hipgroupgemm.operands.arrays import ANYWHERE, as_array, view_of
+from hipgroupgemm.operands.dlpack import export_capsule, import_capsule
+from hipgroupgemm.operands.views import CPU, Device
 
 SIZES = [5, 0, 7]
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import hipgroupgemm as hgg
-from hipgroupgemm import arrays, backends, repeats
+from hipgroupgemm import backends, repeats
 from hipgroupgemm.backends.base import Executable, MatmulAlgorithm
+from hipgroupgemm.operands import arrays
 
-ragged_dot = sys.modules["hipgroupgemm.ragged_dot"]  # the package's attribute of this name is the function
+ragged_dot = sys.modules["hipgroupgemm.api"]  # the package's attribute of this name is the function
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from hipgroupgemm.cli import cli
+from hipgroupgemm.measure.workloads import CLASSES
 from hipgroupgemm.sweep.compare import compare, series_of, summary
 from hipgroupgemm.sweep.record import Record, document, read_sweep
-from hipgroupgemm.workloads import CLASSES
 
 DATA = Path(__file__).parent / "data"
 

@@ -15,11 +15,11 @@ from store_reports import config_of, report, row
 import hipgroupgemm as hgg
 from hipgroupgemm.backends import registry_version, unregister_backend
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.tuning import files
-from hipgroupgemm.tuning.identity import DeviceKind, device_kind, identity, versions_here
-from hipgroupgemm.tuning.records import StoredRecord
-from hipgroupgemm.tuning.store import TuningStore, default_store, store_directory
-from hipgroupgemm.views import CPU, Device
+from hipgroupgemm.operands.views import CPU, Device
+from hipgroupgemm.store import files
+from hipgroupgemm.store.identity import DeviceKind, device_kind, identity, versions_here
+from hipgroupgemm.store.records import StoredRecord
+from hipgroupgemm.store.store import TuningStore, default_store, store_directory
 
 KEY = config_of().key()
 

@@ -14,11 +14,11 @@ from store_reports import config_of, report, row
 import hipgroupgemm as hgg
 from hipgroupgemm.benchmark.algorithms import config_of as problem_of
 from hipgroupgemm.cli import cli
-from hipgroupgemm.tuning.identity import device_kind
-from hipgroupgemm.tuning.records import config_id
-from hipgroupgemm.tuning.store import TuningStore
-from hipgroupgemm.views import CPU
-from hipgroupgemm.workloads import CLASSES, MoEShape
+from hipgroupgemm.measure.workloads import CLASSES, MoEShape
+from hipgroupgemm.operands.views import CPU
+from hipgroupgemm.store.identity import device_kind
+from hipgroupgemm.store.records import config_id
+from hipgroupgemm.store.store import TuningStore
 
 
 @pytest.fixture

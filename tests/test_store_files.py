@@ -17,12 +17,12 @@ import pytest
 from store_reports import config_of, report, row
 
 import hipgroupgemm
-from hipgroupgemm.tuning import files
-from hipgroupgemm.tuning.files import StoreFile, StoreWriteError
-from hipgroupgemm.tuning.identity import device_kind
-from hipgroupgemm.tuning.records import SCHEMA, new_document
-from hipgroupgemm.tuning.store import TuningStore
-from hipgroupgemm.views import CPU
+from hipgroupgemm.operands.views import CPU
+from hipgroupgemm.store import files
+from hipgroupgemm.store.files import StoreFile, StoreWriteError
+from hipgroupgemm.store.identity import device_kind
+from hipgroupgemm.store.records import SCHEMA, new_document
+from hipgroupgemm.store.store import TuningStore
 
 ROOT = Path(hipgroupgemm.__file__).parent.parent
 TESTS = Path(__file__).parent
@@ -74,7 +74,7 @@ def fill(store, median=1.0, **settings):
 WRITER = """
 import sys
 from store_reports import config_of, report, row
-from hipgroupgemm.tuning.store import TuningStore
+from hipgroupgemm.store.store import TuningStore
 store, number = TuningStore(sys.argv[1]), int(sys.argv[2])
 print("ready", flush=True)
 sys.stdin.readline()
@@ -185,7 +185,7 @@ def test_a_child_forked_while_another_thread_reads_or_writes_is_not_stuck(store)
 KILLED = """
 import os, signal, sys
 from store_reports import config_of, report, row
-from hipgroupgemm.tuning.store import TuningStore
+from hipgroupgemm.store.store import TuningStore
 where = sys.argv[2]
 real = getattr(os, where)
 def die(*arguments, **settings):
@@ -193,7 +193,7 @@ def die(*arguments, **settings):
         real(*arguments)
     os.kill(os.getpid(), signal.SIGKILL)
 if where == "write":
-    import hipgroupgemm.tuning.files as files
+    import hipgroupgemm.store.files as files
     class Half(str):
         def encode(self):
             return HalfBytes(str.encode(self))

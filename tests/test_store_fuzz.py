@@ -18,10 +18,10 @@ from store_reports import config_of, report, row
 
 import hipgroupgemm as hgg
 from hipgroupgemm.cli import cli
-from hipgroupgemm.tuning import files
-from hipgroupgemm.tuning.identity import DeviceKind, device_kind
-from hipgroupgemm.tuning.store import StoreWriteError, TuningStore, store_directory, why_off
-from hipgroupgemm.views import CPU
+from hipgroupgemm.operands.views import CPU
+from hipgroupgemm.store import files
+from hipgroupgemm.store.identity import DeviceKind, device_kind
+from hipgroupgemm.store.store import StoreWriteError, TuningStore, store_directory, why_off
 
 KEY = config_of().key()
 ROUNDS = int(os.environ.get("HIPGROUPGEMM_TEST_FUZZ", "150"))
@@ -281,9 +281,9 @@ logging.raiseExceptions = True
 import numpy as np
 import hipgroupgemm as hgg
 from store_reports import config_of, report, row
-from hipgroupgemm.tuning.store import default_store
-from hipgroupgemm.tuning.state import store_state
-from hipgroupgemm.views import CPU
+from hipgroupgemm.store.store import default_store
+from hipgroupgemm.store.state import store_state
+from hipgroupgemm.operands.views import CPU
 rng = np.random.default_rng(1)
 lhs, rhs = rng.random((12, 7), np.float32), rng.random((2, 7, 5), np.float32)
 out = hgg.ragged_dot(lhs, rhs, np.array([5, 7], np.int32))

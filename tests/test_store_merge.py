@@ -10,11 +10,11 @@ import pytest
 from store_reports import config_of, report, row
 
 from hipgroupgemm.backends import registry_version
-from hipgroupgemm.tuning.identity import device_kind
-from hipgroupgemm.tuning.records import results_of
+from hipgroupgemm.operands.views import CPU
+from hipgroupgemm.store.identity import device_kind
+from hipgroupgemm.store.records import results_of
+from hipgroupgemm.store.store import TuningStore
 from hipgroupgemm.tuning.report import best_row
-from hipgroupgemm.tuning.store import TuningStore
-from hipgroupgemm.views import CPU
 
 KEY = config_of().key()
 pytestmark = pytest.mark.usefixtures("double")

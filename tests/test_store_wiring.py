@@ -18,10 +18,10 @@ from test_imports import BLOCK, CHECK, FRAMEWORKS, ROOT
 
 import hipgroupgemm as hgg
 from hipgroupgemm import GroupedMatmulPlan
+from hipgroupgemm.operands.views import CPU
 from hipgroupgemm.plan_cache import PlanCache
-from hipgroupgemm.tuning.identity import device_kind
-from hipgroupgemm.tuning.store import TuningStore, default_store
-from hipgroupgemm.views import CPU
+from hipgroupgemm.store.identity import device_kind
+from hipgroupgemm.store.store import TuningStore, default_store
 
 
 def add(rows, config=None, **settings):
@@ -207,7 +207,7 @@ def test_what_another_process_stores_reaches_new_plans_alone(double, rng, tuning
         return hgg.ragged_dot(lhs, rhs, sizes)
 
     assert ran(double, call) is None
-    code = "import sys, json; from hipgroupgemm.tuning.store import TuningStore; TuningStore(sys.argv[1]).merge(json.load(sys.stdin))"
+    code = "import sys, json; from hipgroupgemm.store.store import TuningStore; TuningStore(sys.argv[1]).merge(json.load(sys.stdin))"
     elsewhere = TuningStore(tuning_store.with_name(tuning_store.name + "-elsewhere"))
     version = hgg.backends.registry_version
     elsewhere.add(report(config_of(), [row("double", 2, 1.0)]))
@@ -281,7 +281,7 @@ def test_a_repeated_call_does_not_look_at_the_store(double, rng, monkeypatch):
     with GroupedMatmulPlan(config_of(), device="cpu") as plan:
         plan.execute(lhs, rhs, sizes)
         monkeypatch.setattr(TuningStore, "lookup", lambda *_, **__: pytest.fail("looked up again"))
-        monkeypatch.setattr("hipgroupgemm.tuning.store.default_store", lambda: pytest.fail("asked for again"))
+        monkeypatch.setattr("hipgroupgemm.store.store.default_store", lambda: pytest.fail("asked for again"))
         assert ran(double, lambda: hgg.ragged_dot(lhs, rhs, sizes)) == "kernel_2"
         plan.execute(lhs, rhs, sizes)
 

@@ -16,10 +16,10 @@ import sweep_double
 from click.testing import CliRunner
 
 from hipgroupgemm.cli import cli
+from hipgroupgemm.measure.workloads import CLASSES, MoEShape, dirichlet_sizes, presets_of, zipf_sizes
 from hipgroupgemm.sweep import workers
 from hipgroupgemm.sweep.jobs import DistributionError, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.record import read_sweep
-from hipgroupgemm.workloads import CLASSES, MoEShape, dirichlet_sizes, presets_of, zipf_sizes
 
 SHAPE = ("--shape", "30,8,10,4")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import sweep_engine
 
+from hipgroupgemm.store.store import TuningStore
 from hipgroupgemm.sweep.compare import compare, series_of
 from hipgroupgemm.sweep.record import read_sweep
 from hipgroupgemm.tuning.report import TuningReport
-from hipgroupgemm.tuning.store import TuningStore
 
 SHAPE = ["--devices", "cpu", "--backend", "double", "--shape", "45,16,12,5"]
 

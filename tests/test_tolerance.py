@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hipgroupgemm.dtypes import DTYPES
-from hipgroupgemm.tolerance import Comparison, accumulation_bound, compare, magnitude_bound, tolerance_for, unit_roundoff
+from hipgroupgemm.measure.tolerance import Comparison, accumulation_bound, compare, magnitude_bound, tolerance_for, unit_roundoff
+from hipgroupgemm.operands.dtypes import DTYPES
 
 NARROW = ("bfloat16", "float16", "float32")
 

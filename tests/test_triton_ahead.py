@@ -11,8 +11,8 @@ from test_triton_compile import MACHINES, config_of
 
 from hipgroupgemm.backends import base
 from hipgroupgemm.backends.triton import TritonBackend, ahead, candidates, compiler, specs
+from hipgroupgemm.operands.views import Device
 from hipgroupgemm.tuning import engine
-from hipgroupgemm.views import Device
 
 
 @pytest.fixture(autouse=True)

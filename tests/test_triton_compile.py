@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import hipgroupgemm as hgg
-from hipgroupgemm.arrays import ArraySpec
 from hipgroupgemm.backends.triton import candidates, compiler, specs
 from hipgroupgemm.config import RaggedDotMode
-from hipgroupgemm.dimension_numbers import BASIC, RaggedDotDimensionNumbers
+from hipgroupgemm.operands.arrays import ArraySpec
+from hipgroupgemm.problem.dimension_numbers import BASIC, RaggedDotDimensionNumbers
 
 DGRAD = RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), (0,), (0,))
 WGRAD = RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())

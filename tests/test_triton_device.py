@@ -26,7 +26,7 @@ from generators import (
 
 import hipgroupgemm as hgg
 from hipgroupgemm import runtime as runtimes
-from hipgroupgemm.views import ArrayView, Device
+from hipgroupgemm.operands.views import ArrayView, Device
 
 pytestmark = [pytest.mark.usefixtures("library")]
 KINDS = [

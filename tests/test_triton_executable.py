@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import hipgroupgemm as hgg
-from hipgroupgemm.arrays import ArraySpec
 from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.backends.triton import candidates, compiler, executable, specs
-from hipgroupgemm.dimension_numbers import BASIC, RaggedDotDimensionNumbers
-from hipgroupgemm.views import ArrayView, Device
+from hipgroupgemm.operands.arrays import ArraySpec
+from hipgroupgemm.operands.views import ArrayView, Device
+from hipgroupgemm.problem.dimension_numbers import BASIC, RaggedDotDimensionNumbers
 
 WGRAD = RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
 MACHINE = candidates.Machine(compiler.target_of("sm_90"), 132, 232448)

@@ -15,12 +15,12 @@ from test_tuning_sizes import offset_config
 from tuning_double import TuningDouble, Unaskable, UnloadableDouble, Unpicklable, Wordless
 
 import hipgroupgemm as hgg
-from hipgroupgemm.tuning import child
+from hipgroupgemm.measure.host_harness import HostHarness
+from hipgroupgemm.operands.views import CPU
+from hipgroupgemm.processes import worker_process as child
 from hipgroupgemm.tuning.engine import tune
-from hipgroupgemm.tuning.host_bench import HostBench
 from hipgroupgemm.tuning.report import VERDICTS, TuningReport
 from hipgroupgemm.tuning.session import NO_MEMORY, SessionError
-from hipgroupgemm.views import CPU
 
 FAST = {"repetitions": 3, "warmup": 1, "ceilings": False, "step_timeout": 30.0}
 
@@ -385,7 +385,7 @@ def test_the_shortest_limit_leaves_one_right_candidate(register):
 
 
 def test_a_hang_that_the_time_limit_ends_is_no_verdict(register, monkeypatch):
-    monkeypatch.setattr("hipgroupgemm.tuning.lanes._LEAST_RUN", 1.5)
+    monkeypatch.setattr("hipgroupgemm.tuning.runners._LEAST_RUN", 1.5)
     register(TuningDouble(["good:1", "hangs"]))
     report = tune(forward(8, 4, 4), "cpu", backends="double", ceilings=False, time_limit=1.0)
     assert verdicts(report) == {"good:1": "ok", "hangs": "untimed"}
@@ -400,12 +400,14 @@ def test_a_hang_ahead_of_all_others_takes_the_time_limit_at_most(register):
 
 
 def test_without_memory_nothing_is_tried_here(register, monkeypatch):
-    monkeypatch.setattr(HostBench, "free_bytes", lambda bench: 10)
+    monkeypatch.setattr(HostHarness, "free_bytes", lambda bench: 10)
     register(TuningDouble(["good"]))
     with pytest.raises(RuntimeError, match="no memory for the operands on cpu"):
         tune(forward(), "cpu", backends="reference", **FAST)
     sent = []
-    monkeypatch.setattr("hipgroupgemm.tuning.engine.ChildLane", lambda *_: sent.append(1) or (_ for _ in ()).throw(SessionError(NO_MEMORY)))
+    monkeypatch.setattr(
+        "hipgroupgemm.tuning.engine.WorkerRunner", lambda *_: sent.append(1) or (_ for _ in ()).throw(SessionError(NO_MEMORY))
+    )
     with pytest.raises(SessionError, match="no memory"):
         tune(forward(), "cpu", backends="double", **FAST)
     assert sent
@@ -417,7 +419,7 @@ def test_a_session_that_cannot_be_in_a_worker_is_held_here(register, monkeypatch
     def refuse(*_):
         raise SessionError("there is no workbench for cuda:0: all devices are busy or unavailable")
 
-    monkeypatch.setattr("hipgroupgemm.tuning.engine.ChildLane", refuse)
+    monkeypatch.setattr("hipgroupgemm.tuning.engine.WorkerRunner", refuse)
     register(TuningDouble(["good"]))
     report = tune(forward(), "cpu", backends="double", **FAST)
     assert report.best is not None

@@ -11,8 +11,8 @@ from generators import FORWARD
 from tuning_double import TuningDouble
 
 import hipgroupgemm as hgg
+from hipgroupgemm.measure.host_harness import HostHarness
 from hipgroupgemm.tuning.engine import tune
-from hipgroupgemm.tuning.host_bench import HostBench
 from hipgroupgemm.tuning.session import NO_MEMORY
 
 FAST = {"repetitions": 3, "warmup": 1, "ceilings": False, "step_timeout": 30.0}
@@ -103,7 +103,7 @@ def test_a_device_error_that_stays_is_a_crash_and_a_fresh_worker_goes_on(registe
 
 
 def test_a_device_error_that_stays_in_this_process_ends_what_it_can(register, monkeypatch):
-    monkeypatch.setattr(HostBench, "synchronize", HostBench.synchronize)  # put back behind the test
+    monkeypatch.setattr(HostHarness, "synchronize", HostHarness.synchronize)  # put back behind the test
     register(TuningDouble(["breaks_the_device", "good"]))
     report = tune(forward(), "cpu", backends="double", isolate=False, **FAST)
     assert verdicts(report) == {"breaks_the_device": "failed", "good": "untimed"}
@@ -112,7 +112,7 @@ def test_a_device_error_that_stays_in_this_process_ends_what_it_can(register, mo
 
 
 def test_a_backend_that_kills_every_worker_is_given_up(register, monkeypatch):
-    monkeypatch.setattr("hipgroupgemm.tuning.lanes._RESTARTS", 2)
+    monkeypatch.setattr("hipgroupgemm.tuning.runners._RESTARTS", 2)
     register(TuningDouble(["good", *["exits:1"] * 6]))
     report = tune(forward(), "cpu", backends="double", **FAST)
     found = [row.verdict for row in report.rows]
@@ -142,7 +142,7 @@ def test_who_crashes_among_others_only_is_neither_right_nor_wrong(register):
 
 def test_a_workbench_that_fails_here_ends_no_tuning(register, monkeypatch):
     register(TuningDouble(["good", "wrong"]))
-    plain, calls = HostBench.rewrite, []
+    plain, calls = HostHarness.rewrite, []
 
     def rewrite(bench, view, given):  # the first size set's memory serves the others
         calls.append(given)
@@ -150,7 +150,7 @@ def test_a_workbench_that_fails_here_ends_no_tuning(register, monkeypatch):
             raise RuntimeError("the device is lost")
         return plain(bench, view, given)
 
-    monkeypatch.setattr(HostBench, "rewrite", rewrite)
+    monkeypatch.setattr(HostHarness, "rewrite", rewrite)
     report = tune(forward(), "cpu", backends="double", isolate=False, **FAST)
     assert verdicts(report) == {"good": "untimed", "wrong": "wrong"}
     assert "the device is lost" in row_of(report, "good").reason
@@ -167,7 +167,7 @@ def test_what_one_takes_is_not_missing_for_the_next(register, name):
 
 
 def test_without_memory_in_this_process_there_is_a_report_nonetheless(register, monkeypatch):
-    monkeypatch.setattr(HostBench, "free_bytes", HostBench.free_bytes)  # put back behind the test
+    monkeypatch.setattr(HostHarness, "free_bytes", HostHarness.free_bytes)  # put back behind the test
     register(TuningDouble(["wrong", "takes_the_memory", "good"]))
     report = tune(forward(), "cpu", backends="double", isolate=False, **FAST)
     assert verdicts(report)["wrong"] == "wrong"
@@ -206,7 +206,7 @@ def test_who_hangs_when_it_is_closed_is_hung(register, evicted):
 
 
 def test_what_was_evicted_is_timed_warm(register, monkeypatch):
-    monkeypatch.setattr(HostBench, "free_bytes", lambda bench: 1 << 30)
+    monkeypatch.setattr(HostHarness, "free_bytes", lambda bench: 1 << 30)
     names = ["cold:40", "good:8"]
     register(TuningDouble(names, workspaces=dict.fromkeys(names, 200 << 20)))
     report = tune(forward(), "cpu", backends="double", isolate=False, **FAST)

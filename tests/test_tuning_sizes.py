@@ -8,10 +8,10 @@ from generators import BATCH, FORWARD, FORWARD_BATCHED, WEIGHT_GRADIENT
 from workbench_contract import Case, case_list
 
 import hipgroupgemm as hgg
-from hipgroupgemm.tuning.sizes import hostile_sizes, origin_of, seed_sizes, size_class, size_class_of, size_samples
-from hipgroupgemm.tuning.unread import Reads, Spoiled, poison_unread, spans
-from hipgroupgemm.tuning.verify import size_sets
-from hipgroupgemm.tuning.workbench import layouts_of, workbench_for
+from hipgroupgemm.measure.harness import harness_for, layouts_of
+from hipgroupgemm.measure.poison import Reads, Spoiled, poison_unread, spans
+from hipgroupgemm.measure.sizes import hostile_sizes, origin_of, seed_sizes, size_class, size_class_of, size_samples
+from hipgroupgemm.measure.verify import size_sets
 
 EXTENTS = [(0, 0), (0, 3), (1, 1), (1, 5), (2, 1), (3, 9), (5, 2), (7, 3), (1002, 4), (640, 128), (100_000, 8), (130, 130), (129, 130)]
 
@@ -266,7 +266,7 @@ CASES += [Case("offset", offset_config(), [4] * 7), Case("offset gradient", offs
 def test_poison_is_where_nothing_is_read_and_nowhere_else(case):
     config = case.config
     shared = any(0 in (s for s, e in zip(la.strides, la.shape, strict=True) if e > 1) for la in layouts_of(config).values())
-    with workbench_for("cpu") as bench:
+    with harness_for("cpu") as bench:
         (operands,) = bench.operands(config, seed=3)
         before = {name: bench.values(operands, name) for name in operands.layouts}
         for one in size_sets(config, [seed_sizes(config)])[1:]:

@@ -14,13 +14,14 @@ from test_tuning_sizes import offset_config
 
 import hipgroupgemm as hgg
 from hipgroupgemm.backends.base import AlgorithmLimits
-from hipgroupgemm.tuning import child, session
+from hipgroupgemm.measure.harness import harness_for
+from hipgroupgemm.measure.sizes import size_samples
+from hipgroupgemm.measure.verify import size_sets
+from hipgroupgemm.operands.views import Device
+from hipgroupgemm.processes import worker_process as child
+from hipgroupgemm.tuning import session
 from hipgroupgemm.tuning.engine import tune
 from hipgroupgemm.tuning.session import Session, Task
-from hipgroupgemm.tuning.sizes import size_samples
-from hipgroupgemm.tuning.verify import size_sets
-from hipgroupgemm.tuning.workbench import workbench_for
-from hipgroupgemm.views import Device
 
 FAST = {"repetitions": 3, "warmup": 1, "ceilings": False, "step_timeout": 30.0}
 
@@ -43,10 +44,10 @@ def verdicts(request, library, monkeypatch):
     benches = []
 
     def make(where):
-        benches.append(workbench_for("cpu") if where.kind == "cpu" else host_bench(library))
+        benches.append(harness_for("cpu") if where.kind == "cpu" else host_bench(library))
         return benches[-1]
 
-    monkeypatch.setattr(session, "workbench_for", make)
+    monkeypatch.setattr(session, "harness_for", make)
 
     def run(config, names, **settings):
         backend = SlyDouble(names, name="sly", **settings)
@@ -181,7 +182,7 @@ def test_tuning_end_to_end(isolate):
 
 def test_a_problem_that_has_no_room_at_its_capacity_is_tuned_nonetheless(monkeypatch):
     config = forward(57)
-    bench = workbench_for("cpu")
+    bench = harness_for("cpu")
     whole = bench.operands
 
     def tight(one, *, seed, copies=1):
@@ -190,7 +191,7 @@ def test_a_problem_that_has_no_room_at_its_capacity_is_tuned_nonetheless(monkeyp
         return whole(one, seed=seed, copies=copies)
 
     monkeypatch.setattr(bench, "operands", tight)
-    monkeypatch.setattr(session, "workbench_for", lambda device: bench)
+    monkeypatch.setattr(session, "harness_for", lambda device: bench)
     hgg.register_backend(SlyDouble(["good"], name="sly"), ("cpu",))
     try:
         report = tune(config, "cpu", backends="sly", isolate=False, **FAST)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from hipgroupgemm.backends.base import MatmulAlgorithm
-from hipgroupgemm.tuning.lanes import Lane, Patience
-from hipgroupgemm.tuning.timing import Entry, close_entries, time_entries
-from hipgroupgemm.tuning.verify import Outcome
+from hipgroupgemm.measure.timer import Entry, close_entries, time_entries
+from hipgroupgemm.measure.verify import Outcome
+from hipgroupgemm.tuning.runners import Patience, Runner
 
 
-class FakeLane(Lane):
+class FakeLane(Runner):
     """Says what `ms` says for (name, sample, how often it was asked before); keeps who was asked."""
 
     def __init__(self, ms):
@@ -155,7 +155,7 @@ def test_who_fails_is_asked_no_more():
 
 def test_without_a_number_there_are_as_many_rounds_as_fit(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("hipgroupgemm.tuning.timing.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hipgroupgemm.measure.timer.time.monotonic", lambda: now[0])
 
     def slow(*_):
         now[0] += 0.5
@@ -202,7 +202,7 @@ def test_progress_counts_rounds():
 
 def test_patience(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("hipgroupgemm.tuning.lanes.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hipgroupgemm.tuning.runners.time.monotonic", lambda: now[0])
     patience = Patience(60.0, 30.0)
     assert patience.limits()["run"] == 30.0  # no right candidate yet: the limit waits, and one may take all of it
     now[0] = 140.0

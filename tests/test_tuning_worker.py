@@ -18,12 +18,13 @@ import pytest
 from tuning_double import TuningDouble
 
 import hipgroupgemm as hgg
-from hipgroupgemm.tuning import child, worker
+from hipgroupgemm.measure.sizes import size_samples
+from hipgroupgemm.measure.verify import size_sets
+from hipgroupgemm.operands.views import CPU
+from hipgroupgemm.processes import worker_process as child
+from hipgroupgemm.tuning import worker
 from hipgroupgemm.tuning.engine import tune
 from hipgroupgemm.tuning.session import SessionError, Task
-from hipgroupgemm.tuning.sizes import size_samples
-from hipgroupgemm.tuning.verify import size_sets
-from hipgroupgemm.views import CPU
 
 LIMITS = dict.fromkeys(("start", "operands", "prepare", "run", "judge", "close"), 60.0)
 ROOT = str(Path(hgg.__file__).parents[1])
@@ -295,8 +296,8 @@ class Later:
     def find_spec(self, name, path=None, target=None):
         if name == "hipgroupgemm.tuning.session":
             sys.meta_path.remove(self)
-            from hipgroupgemm.tuning.host_bench import HostBench
-            HostBench.free_bytes = lambda bench: 0
+            from hipgroupgemm.measure.host_harness import HostHarness
+            HostHarness.free_bytes = lambda bench: 0
 sys.meta_path.insert(0, Later())
 """
 
@@ -340,7 +341,7 @@ def test_an_answer_to_another_request_is_none(monkeypatch):
         return (number - 1, *rest)
 
     monkeypatch.setattr(child.Child, "_receive", late)
-    with pytest.raises(child.ChildDied, match="another request"):
+    with pytest.raises(child.WorkerDied, match="another request"):
         one.ask(("close",), LIMITS)
     assert gone([one.pid], 2)
 

@@ -10,12 +10,12 @@ from workbench_contract_tests import ContractTests
 
 from hipgroupgemm.backends.base import AlgorithmLimits
 from hipgroupgemm.backends.reference import ReferenceBackend
-from hipgroupgemm.tuning.workbench import workbench_for
+from hipgroupgemm.measure.harness import harness_for
 
 
 @pytest.fixture
 def bench():
-    with workbench_for("cpu") as bench:
+    with harness_for("cpu") as bench:
         yield bench
 
 
@@ -35,7 +35,7 @@ def test_the_reference_passes_on_benched_operands(bench, name):
     bench.flush()
     assert bench.time(lambda: executable.execute(arguments)) > 0
     bench.synchronize()
-    verdict = bench.judge(operands, case.host_sizes)
+    verdict = bench.check(operands, case.host_sizes)
     assert verdict.fault == ""
     before = bench.snapshot(operands)
     executable.execute(arguments)
@@ -47,6 +47,6 @@ def test_8_bit_results_fit_their_type(bench):
     case = contract.Case("8-bit", config, [30, 8])
     operands = contract.right_operands(bench, case)
     assert np.isfinite(bench.values(operands).astype(np.float64)).all()
-    assert bench.judge(operands, case.host_sizes).fault == ""
+    assert bench.check(operands, case.host_sizes).fault == ""
     contract.change(bench, operands, (0, 0, 29, 32), 100.0)
-    assert "1 of" in bench.judge(operands, case.host_sizes).fault
+    assert "1 of" in bench.check(operands, case.host_sizes).fault

@@ -15,28 +15,28 @@ from workbench_contract import CASES, Case, spec
 
 from hipgroupgemm.backends import get_backend
 from hipgroupgemm.backends.base import AlgorithmLimits
-from hipgroupgemm.tuning.workbench import workbench_for
-from hipgroupgemm.workloads import balanced_sizes
+from hipgroupgemm.measure.harness import harness_for
+from hipgroupgemm.measure.workloads import balanced_sizes
 
 KINDS = [pytest.param("cuda", marks=pytest.mark.cuda), pytest.param("rocm", marks=pytest.mark.hip)]
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def bench(request):
-    with workbench_for(request.param) as bench:
+    with harness_for(request.param) as bench:
         yield bench
     bench.close()
 
 
 @pytest.fixture(scope="module")
 def cuda_bench():
-    with workbench_for("cuda") as bench:
+    with harness_for("cuda") as bench:
         yield bench
 
 
 @pytest.fixture(scope="module")
 def hip_bench():
-    with workbench_for("rocm") as bench:
+    with harness_for("rocm") as bench:
         yield bench
 
 
@@ -92,7 +92,7 @@ def check_backend(bench, backend, case):
         bench.poison(operands)
         bench.flush()
         assert bench.time(lambda: executable.execute(arguments)) > 0
-        verdict = bench.judge(operands, case.host_sizes)
+        verdict = bench.check(operands, case.host_sizes)
         assert verdict.fault == ""
         if snapshot is not None and algorithm.deterministic:
             assert bench.same(operands, snapshot) == 0
@@ -117,9 +117,9 @@ def test_weights_past_32_bits(cuda_bench):
     assert np.isfinite(weights[1].astype(np.float64)).all() and (weights[0] != weights[1]).any()
     result = np.concatenate([lhs[:20] @ weights[0].astype(np.float64), lhs[20:] @ weights[1].astype(np.float64)])
     contract.put(cuda_bench, operands, result.astype(base.dtype)[None, None])
-    assert cuda_bench.judge(operands, case.host_sizes).fault == ""
+    assert cuda_bench.check(operands, case.host_sizes).fault == ""
     contract.change(cuda_bench, operands, (0, 0, 49, 39), 1e3)
-    assert "row 49 column 39" in cuda_bench.judge(operands, case.host_sizes).fault
+    assert "row 49 column 39" in cuda_bench.check(operands, case.host_sizes).fault
     cuda_bench.release(operands)
 
 
@@ -150,7 +150,7 @@ def test_large_problems_are_made_and_judged_quickly(cuda_bench, kind):
     spent = []
     for _ in range(3):
         started = time.perf_counter()
-        verdict = bench.judge(operands, sizes, seed=3)
+        verdict = bench.check(operands, sizes, seed=3)
         spent.append(time.perf_counter() - started)
     print(
         f"\n{kind}: operands {operands.nbytes / 2**30:.2f} GiB in {made:.2f} s, run {sorted(times)[2]:.3f} ms, flush {flush:.3f} ms, "
@@ -161,7 +161,7 @@ def test_large_problems_are_made_and_judged_quickly(cuda_bench, kind):
     assert bench.same(operands, snapshot) == 0
     shape = operands.layouts["out"].shape
     contract.change(bench, operands, (shape[0] - 1, 0, shape[2] - 2, shape[3] - 3), np.nan)
-    assert "1 elements are NaN" in bench.judge(operands, sizes).fault
+    assert "1 elements are NaN" in bench.check(operands, sizes).fault
     assert bench.same(operands, snapshot) == 1
     executable.close()
     bench.release(operands)

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hipgroupgemm import RaggedDotMode, config_for_ragged_dot
-from hipgroupgemm.arrays import ArraySpec
-from hipgroupgemm.workloads import (
+from hipgroupgemm.measure.workloads import (
     ALIASES,
     CLASSES,
     DISTRIBUTIONS,
@@ -30,6 +29,7 @@ from hipgroupgemm.workloads import (
     scale_group_sizes,
     zipf_sizes,
 )
+from hipgroupgemm.operands.arrays import ArraySpec
 
 # name: (K, N, E, top-k, seq, M); M from the micro-benchmark where it has this (K, N, E), else seq x top-k
 PUBLISHED = {

@@ -24,9 +24,9 @@ import numpy as np
 from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.backends.reference import numpy_view, run_config
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.dtypes import DTYPES
-from hipgroupgemm.groups import GroupFault, scan
-from hipgroupgemm.tuning.host_bench import HostBench
+from hipgroupgemm.measure.host_harness import HostHarness
+from hipgroupgemm.operands.dtypes import DTYPES
+from hipgroupgemm.problem.groups import GroupFault, scan
 
 
 class _Executable(Executable):
@@ -222,10 +222,10 @@ class _Executable(Executable):
     def run_breaks_the_device(self, arguments: Arguments, _: str) -> None:
         """Leaves a device on which every call fails from now on in this process, as an illegal access does."""
 
-        def synchronize(bench: HostBench) -> None:
+        def synchronize(bench: HostHarness) -> None:
             raise RuntimeError("an illegal memory access was encountered")
 
-        HostBench.synchronize = synchronize  # type: ignore[method-assign]
+        HostHarness.synchronize = synchronize  # type: ignore[method-assign]
 
     def run_aborts_later(self, arguments: Arguments, milliseconds: str) -> None:
         """Right, and ends its process behind its own back."""
@@ -246,7 +246,7 @@ class _Executable(Executable):
     def run_takes_the_memory(self, arguments: Arguments, _: str) -> None:
         """Right, but the device has no room for operands from then on."""
         run_config(arguments.config, arguments)
-        HostBench.free_bytes = lambda bench: 0  # type: ignore[method-assign]
+        HostHarness.free_bytes = lambda bench: 0  # type: ignore[method-assign]
 
     def run_says_nothing(self, arguments: Arguments, _: str) -> None:
         """Raises what cannot be told."""

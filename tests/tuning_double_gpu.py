@@ -8,7 +8,7 @@ from __future__ import annotations
 from hipgroupgemm.backends import get_backend
 from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.groups import GroupFault
+from hipgroupgemm.problem.groups import GroupFault
 from hipgroupgemm.runtime import get_runtime
 from hipgroupgemm.runtime.parameters import KernelParameters
 

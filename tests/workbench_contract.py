@@ -13,7 +13,7 @@ from generators import BATCH, FORWARD, FORWARD_BATCHED, WEIGHT_GRADIENT, WEIGHT_
 
 import hipgroupgemm as hgg
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.tuning.workbench import OperandSet, Workbench
+from hipgroupgemm.measure.harness import Harness, OperandSet
 
 Mode = hgg.RaggedDotMode
 
@@ -89,7 +89,7 @@ CASES = {case.name: case for case in case_list()}
 # ---- memory ----------------------------------------------------------------------------------------------------------------------
 
 
-def peek(bench: Workbench, address: int, nbytes: int) -> np.ndarray[Any, Any]:
+def peek(bench: Harness, address: int, nbytes: int) -> np.ndarray[Any, Any]:
     """Bytes of the bench's memory."""
     host = np.empty(nbytes, np.uint8)
     if bench.device.kind == "cpu":
@@ -101,7 +101,7 @@ def peek(bench: Workbench, address: int, nbytes: int) -> np.ndarray[Any, Any]:
     return host
 
 
-def poke(bench: Workbench, address: int, values: np.ndarray[Any, Any]) -> None:
+def poke(bench: Harness, address: int, values: np.ndarray[Any, Any]) -> None:
     """Writes bytes into the bench's memory."""
     host = np.ascontiguousarray(values).view(np.uint8)
     if bench.device.kind == "cpu":
@@ -117,17 +117,17 @@ def address_of(operands: OperandSet, name: str, at: Sequence[int]) -> int:
     return getattr(operands, name) + sum(int(i) * stride for i, stride in zip(at, strides, strict=True))
 
 
-def change(bench: Workbench, operands: OperandSet, at: Sequence[int], value: float) -> None:
+def change(bench: Harness, operands: OperandSet, at: Sequence[int], value: float) -> None:
     """Gives one element of out another value."""
     poke(bench, address_of(operands, "out", at), np.array([value]).astype(operands.layouts["out"].dtype))
 
 
-def element(bench: Workbench, operands: OperandSet, at: Sequence[int]) -> float:
+def element(bench: Harness, operands: OperandSet, at: Sequence[int]) -> float:
     layout = operands.layouts["out"]
     return float(peek(bench, address_of(operands, "out", at), layout.dtype.itemsize).view(layout.dtype)[0])
 
 
-def put(bench: Workbench, operands: OperandSet, values: np.ndarray[Any, Any], name: str = "out") -> None:
+def put(bench: Harness, operands: OperandSet, values: np.ndarray[Any, Any], name: str = "out") -> None:
     """Writes all elements of an operand and nothing else."""
     layout = operands.layouts[name]
     if not layout.size:
@@ -156,7 +156,7 @@ def covered_rows(case: Case) -> np.ndarray[Any, Any]:
     return covered
 
 
-def right_result(bench: Workbench, operands: OperandSet, case: Case, group_offset: int = 0) -> np.ndarray[Any, Any]:
+def right_result(bench: Harness, operands: OperandSet, case: Case, group_offset: int = 0) -> np.ndarray[Any, Any]:
     """alpha * P + beta * c + bias in float64, rounded once: written down row by row, apart from the judges."""
     config = case.config
     wide = {name: bench.values(operands, name).astype(np.float64) for name in operands.layouts if name != "out"}
@@ -181,7 +181,7 @@ def right_result(bench: Workbench, operands: OperandSet, case: Case, group_offse
     return out.astype(operands.layouts["out"].dtype)
 
 
-def right_operands(bench: Workbench, case: Case, seed: int = 3) -> OperandSet:
+def right_operands(bench: Harness, case: Case, seed: int = 3) -> OperandSet:
     """Operands whose out holds the right result."""
     (operands,) = bench.operands(case.config, seed=seed)
     bench.poison(operands)
@@ -192,17 +192,17 @@ def right_operands(bench: Workbench, case: Case, seed: int = 3) -> OperandSet:
 # ---- the checks ------------------------------------------------------------------------------------------------------------------
 
 
-def check_right_result_passes(bench: Workbench, case: Case) -> None:
+def check_right_result_passes(bench: Harness, case: Case) -> None:
     operands = right_operands(bench, case)
-    verdict = bench.judge(operands, case.host_sizes, seed=1)
+    verdict = bench.check(operands, case.host_sizes, seed=1)
     assert verdict.fault == ""
     assert 0 <= verdict.error <= verdict.limit
-    sampled = bench.judge(operands, case.host_sizes, seed=1, budget=1.0)
+    sampled = bench.check(operands, case.host_sizes, seed=1, budget=1.0)
     assert sampled.fault == ""
     bench.release(operands)
 
 
-def check_inputs(bench: Workbench, case: Case) -> None:
+def check_inputs(bench: Harness, case: Case) -> None:
     """Elements are numbers, the first address has the config's alignment, everything around them is NaN; two seeds differ."""
     (operands,) = bench.operands(case.config, seed=11)
     (again,) = bench.operands(case.config, seed=11)
@@ -231,7 +231,7 @@ def check_inputs(bench: Workbench, case: Case) -> None:
         bench.release(one)
 
 
-def check_planted_faults(bench: Workbench, case: Case, rng: np.random.Generator) -> None:
+def check_planted_faults(bench: Harness, case: Case, rng: np.random.Generator) -> None:
     """One wrong element, one NaN, one left unwritten, one touched byte of a gap or a guard, one wrong uncovered element: each is found."""
     operands = right_operands(bench, case)
     layout = operands.layouts["out"]
@@ -241,7 +241,7 @@ def check_planted_faults(bench: Workbench, case: Case, rng: np.random.Generator)
     def planted(at: Sequence[int], value: float, words: str) -> None:
         kept = peek(bench, address_of(operands, "out", at), layout.dtype.itemsize)
         change(bench, operands, at, value)
-        fault = bench.judge(operands, case.host_sizes).fault
+        fault = bench.check(operands, case.host_sizes).fault
         assert words in fault, f"{at} = {value}: {fault!r}"
         assert f"row {at[2]} column {at[3]}" in fault
         poke(bench, address_of(operands, "out", at), kept)
@@ -254,7 +254,7 @@ def check_planted_faults(bench: Workbench, case: Case, rng: np.random.Generator)
         planted(at, np.nan, "1 of ")
         kept = peek(bench, address_of(operands, "out", at), layout.dtype.itemsize)
         poke(bench, address_of(operands, "out", at), np.full(layout.dtype.itemsize, 0xFF, np.uint8))
-        assert "1 elements were not written" in bench.judge(operands, case.host_sizes).fault
+        assert "1 elements were not written" in bench.check(operands, case.host_sizes).fault
         poke(bench, address_of(operands, "out", at), kept)
     places = [tuple(int(i) for i in at) for at in np.argwhere(np.broadcast_to(~covered[..., None], layout.shape))]
     for at in [places[int(rng.integers(len(places)))], places[0], places[-1]] if places else []:
@@ -266,13 +266,13 @@ def check_planted_faults(bench: Workbench, case: Case, rng: np.random.Generator)
         gaps = np.flatnonzero(mask)
         for offset in {int(gaps[0]), int(gaps[-1]), int(rng.choice(gaps)), int(gaps[gaps >= 64][0])}:
             poke(bench, operands.out - 64 + offset, np.zeros(1, np.uint8))
-            assert "1 bytes between or around" in bench.judge(operands, case.host_sizes).fault
+            assert "1 bytes between or around" in bench.check(operands, case.host_sizes).fault
             poke(bench, operands.out - 64 + offset, np.full(1, 0xFF, np.uint8))
-    assert bench.judge(operands, case.host_sizes).fault == ""
+    assert bench.check(operands, case.host_sizes).fault == ""
     bench.release(operands)
 
 
-def check_others_rows_do_not_matter(bench: Workbench, case: Case) -> None:
+def check_others_rows_do_not_matter(bench: Harness, case: Case) -> None:
     """NaN in rows that no group covers, and in the weights of empty groups, is not the judge's business either."""
     config = case.config
     operands = right_operands(bench, case)
@@ -288,11 +288,11 @@ def check_others_rows_do_not_matter(bench: Workbench, case: Case) -> None:
             rhs[0, batch, end:] = np.nan
     put(bench, operands, lhs, "lhs")
     put(bench, operands, rhs, "rhs")
-    assert bench.judge(operands, case.host_sizes).fault == ""
+    assert bench.check(operands, case.host_sizes).fault == ""
     bench.release(operands)
 
 
-def check_same(bench: Workbench, case: Case, rng: np.random.Generator) -> None:
+def check_same(bench: Harness, case: Case, rng: np.random.Generator) -> None:
     """Bits are compared, not values, and only those of elements."""
     operands = right_operands(bench, case)
     snapshot = bench.snapshot(operands)
@@ -309,7 +309,7 @@ def check_same(bench: Workbench, case: Case, rng: np.random.Generator) -> None:
     bench.release(operands)
 
 
-def check_sampling_finds_a_wrong_tile(bench: Workbench) -> None:
+def check_sampling_finds_a_wrong_tile(bench: Harness) -> None:
     """A sample sees every tile, and the first and last rows of every group; full looks see single elements whatever the budget."""
     sizes = [1, 130, 2, 0, 100]
     config = _config(FORWARD, spec((240, 16), "float32"), spec((5, 16, 150), "float32"), sizes)
@@ -317,27 +317,27 @@ def check_sampling_finds_a_wrong_tile(bench: Workbench) -> None:
     operands = right_operands(bench, case)
     values = bench.values(operands)
     budget = config.flops(sizes) / 6
-    verdict = bench.judge(operands, case.host_sizes, seed=5, budget=budget)
+    verdict = bench.check(operands, case.host_sizes, seed=5, budget=budget)
     assert verdict.fault == "" and " of 233 rows x " in verdict.checked
     tile = values.copy()
     tile[0, 0, 64:96, 64:96] += 1.0
     put(bench, operands, tile)
-    assert "are wrong" in bench.judge(operands, case.host_sizes, seed=5, budget=budget).fault
+    assert "are wrong" in bench.check(operands, case.host_sizes, seed=5, budget=budget).fault
     for row in (0, 1, 130, 131, 132, 133, 232):
         wrong = values.copy()
         wrong[0, 0, row] += 1.0
         put(bench, operands, wrong)
-        assert "are wrong" in bench.judge(operands, case.host_sizes, seed=6, budget=1.0).fault, row
+        assert "are wrong" in bench.check(operands, case.host_sizes, seed=6, budget=1.0).fault, row
     put(bench, operands, values)
     change(bench, operands, (0, 0, 77, 77), np.nan)
-    assert "1 elements are NaN, the first at row 77 column 77" in bench.judge(operands, case.host_sizes, budget=1.0).fault
+    assert "1 elements are NaN, the first at row 77 column 77" in bench.check(operands, case.host_sizes, budget=1.0).fault
     put(bench, operands, values)
     change(bench, operands, (0, 0, 239, 149), 1e-30)
-    assert "no group covers" in bench.judge(operands, case.host_sizes, budget=1.0).fault
+    assert "no group covers" in bench.check(operands, case.host_sizes, budget=1.0).fault
     bench.release(operands)
 
 
-def check_digests_and_renewal(bench: Workbench, case: Case) -> None:
+def check_digests_and_renewal(bench: Harness, case: Case) -> None:
     """A digest tells of any byte of an input, gaps and guards included, and of nothing else; renewed inputs are others, where they were."""
     (operands,) = bench.operands(case.config, seed=13)
     inputs = [name for name in operands.layouts if name != "out"]
@@ -378,7 +378,7 @@ def check_digests_and_renewal(bench: Workbench, case: Case) -> None:
     bench.release(operands)
 
 
-def check_sizes_in_place(bench: Workbench) -> None:
+def check_sizes_in_place(bench: Harness) -> None:
     for dtype in (np.int32, np.int64):
         view = bench.sizes(np.array([[3, 4], [5, 6]], dtype))
         np.testing.assert_array_equal(bench.contents(view), [[3, 4], [5, 6]])
@@ -388,20 +388,20 @@ def check_sizes_in_place(bench: Workbench) -> None:
         np.testing.assert_array_equal(found, [[-1, 0], [2**31 - 1, 9]])
 
 
-def check_out_full_of_numbers(bench: Workbench, case: Case) -> None:
+def check_out_full_of_numbers(bench: Harness, case: Case) -> None:
     """What was finite before the run is judged as strictly, its gaps too, and a group may be left out."""
     (operands,) = bench.operands(case.config, seed=15)
     bench.poison(operands, 0x42)
     values = bench.values(operands).astype(np.float64)
     assert np.isfinite(values).all() and (np.abs(values) > 1).all()
     if values.size and covered_rows(case).any():
-        assert "are wrong" in bench.judge(operands, case.host_sizes, fill=0x42).fault
+        assert "are wrong" in bench.check(operands, case.host_sizes, fill=0x42).fault
     put(bench, operands, right_result(bench, operands, case))
-    assert bench.judge(operands, case.host_sizes, fill=0x42).fault == ""
+    assert bench.check(operands, case.host_sizes, fill=0x42).fault == ""
     layout = operands.layouts["out"]
     if layout.size:
         poke(bench, operands.out + layout.reach, np.array([0xFF], np.uint8))
-        assert "1 bytes between or around" in bench.judge(operands, case.host_sizes, fill=0x42).fault
+        assert "1 bytes between or around" in bench.check(operands, case.host_sizes, fill=0x42).fault
         poke(bench, operands.out + layout.reach, np.array([0x42], np.uint8))
     filled = np.flatnonzero(np.atleast_2d(case.host_sizes).any(axis=0))
     if layout.size and case.config.ragged_mode is not Mode.BATCH and filled.size and case.config.k:
@@ -411,66 +411,66 @@ def check_out_full_of_numbers(bench: Workbench, case: Case) -> None:
             if sizes[group]:
                 contracting = case.config.ragged_mode is Mode.CONTRACTING
                 change(bench, operands, (group, batch, 0, 0) if contracting else (0, batch, int(sizes[: group + 1].sum()) - 1, 0), 2.0**15)
-        assert "are wrong" in bench.judge(operands, case.host_sizes, fill=0x42).fault
-        assert bench.judge(operands, case.host_sizes, fill=0x42, without=group).fault == ""
+        assert "are wrong" in bench.check(operands, case.host_sizes, fill=0x42).fault
+        assert bench.check(operands, case.host_sizes, fill=0x42, without=group).fault == ""
     bench.release(operands)
 
 
-def check_undefined_tail(bench: Workbench) -> None:
+def check_undefined_tail(bench: Harness) -> None:
     case = CASES["forward float32"]
     operands = right_operands(bench, case)
-    fault = bench.judge(operands, case.host_sizes, tail="undefined").fault
+    fault = bench.check(operands, case.host_sizes, tail="undefined").fault
     assert "201 elements that no group covers are wrong" in fault  # 3 rows of 67 were written
     poke(bench, address_of(operands, "out", (0, 0, 34, 0)), np.full(3 * 67 * 4, 0xFF, np.uint8))
-    assert bench.judge(operands, case.host_sizes, tail="undefined").fault == ""
+    assert bench.check(operands, case.host_sizes, tail="undefined").fault == ""
     bench.release(operands)
 
 
-def check_small_errors(bench: Workbench) -> None:
+def check_small_errors(bench: Harness) -> None:
     """A sum that is off by a little everywhere stays within each element's bound, and is found by the norm of the whole."""
     case = CASES["forward float32"]
     operands = right_operands(bench, case)
     values = bench.values(operands)
     covered = np.broadcast_to(covered_rows(case)[..., None], values.shape)
     put(bench, operands, np.where(covered, values * np.float32(1 + 2.0**-21), values))
-    fault = bench.judge(operands, case.host_sizes).fault
+    fault = bench.check(operands, case.host_sizes).fault
     assert fault.startswith("relative error"), fault
     bench.release(operands)
 
 
-def check_copies_and_refusals(bench: Workbench) -> None:
+def check_copies_and_refusals(bench: Harness) -> None:
     case = CASES["forward bfloat16"]
     first, second = bench.operands(case.config, seed=1, copies=2)
     assert first.out == second.out and first.lhs != second.lhs
     assert (bench.values(first, "lhs") != bench.values(second, "lhs")).any()
     bench.release(first)
     put(bench, second, right_result(bench, second, case))
-    assert bench.judge(second, case.host_sizes).fault == ""
+    assert bench.check(second, case.host_sizes).fault == ""
     for sizes, words in (([5, -1, 3], "at least 0"), ([5, 30, 3], "at most 37"), ([5, 6], "shape")):
         with np.testing.assert_raises_regex(ValueError, words):
-            bench.judge(second, np.array(sizes))
+            bench.check(second, np.array(sizes))
     with np.testing.assert_raises_regex(ValueError, "beta=1"):
-        bench.judge(second, case.host_sizes, beta=1.0)
+        bench.check(second, case.host_sizes, beta=1.0)
     bench.release(second)
     bench.release(second)
 
 
-def check_scalars_and_offsets(bench: Workbench) -> None:
+def check_scalars_and_offsets(bench: Harness) -> None:
     """alpha and beta of a call instead of the config's, alpha = 0 that reads no product, and groups out of more."""
     case = CASES["c"]
     other = Case("c, other scalars", dataclasses.replace(case.config, alpha=-0.25, beta=2.0), case.sizes)
     (operands,) = bench.operands(case.config, seed=21)
     bench.poison(operands)
     put(bench, operands, right_result(bench, operands, other))
-    assert bench.judge(operands, case.host_sizes, alpha=-0.25, beta=2.0).fault == ""
-    assert "are wrong" in bench.judge(operands, case.host_sizes).fault
+    assert bench.check(operands, case.host_sizes, alpha=-0.25, beta=2.0).fault == ""
+    assert "are wrong" in bench.check(operands, case.host_sizes).fault
     arguments = bench.arguments(operands, bench.sizes(case.host_sizes), alpha=-0.25, beta=2.0, tail="undefined", group_offset=0)
     assert (arguments.config.alpha, arguments.config.beta, arguments.config.key()) == (-0.25, 2.0, case.config.key())
     with np.testing.assert_raises_regex(ValueError, "beta=0"):
         bench.arguments(operands, bench.sizes(case.host_sizes), beta=0.0)
     put(bench, operands, (2.0 * bench.values(operands, "c").astype(np.float64)).astype(operands.layouts["out"].dtype))
     put(bench, operands, np.full(operands.layouts["lhs"].shape, np.nan), "lhs")
-    assert bench.judge(operands, case.host_sizes, alpha=0.0, beta=2.0).fault == ""
+    assert bench.check(operands, case.host_sizes, alpha=0.0, beta=2.0).fault == ""
     bench.release(operands)
     sizes = [4, 9, 3, 8]
     config = _config(FORWARD, spec((30, 14), "float32"), spec((2, 14, 10), "float32"), sizes, group_offset=1)
@@ -478,10 +478,10 @@ def check_scalars_and_offsets(bench: Workbench) -> None:
     (operands,) = bench.operands(config, seed=22)
     bench.poison(operands)
     put(bench, operands, right_result(bench, operands, case, group_offset=1))
-    assert bench.judge(operands, case.host_sizes, group_offset=1).fault == ""
-    assert "no group covers" in bench.judge(operands, case.host_sizes, group_offset=2).fault
+    assert bench.check(operands, case.host_sizes, group_offset=1).fault == ""
+    assert "no group covers" in bench.check(operands, case.host_sizes, group_offset=2).fault
     change(bench, operands, (0, 0, 3, 9), 1e-20)
-    assert "row 3 column 9" in bench.judge(operands, case.host_sizes, group_offset=1).fault
+    assert "row 3 column 9" in bench.check(operands, case.host_sizes, group_offset=1).fault
     with np.testing.assert_raises_regex(ValueError, "group_offset=3"):
-        bench.judge(operands, case.host_sizes, group_offset=3)
+        bench.check(operands, case.host_sizes, group_offset=3)
     bench.release(operands)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from hipgroupgemm.backends.base import Backend
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.views import Device
+from hipgroupgemm.operands.views import Device
 
 __all__ = [
     "StoredWinner",

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.groups import GroupFault
-from hipgroupgemm.views import ArrayView, Device
+from hipgroupgemm.operands.views import ArrayView, Device
+from hipgroupgemm.problem.groups import GroupFault
 
 __all__ = ["AlgorithmLimits", "Arguments", "Backend", "Device", "Executable", "MatmulAlgorithm", "find_algorithm", "versions_of"]
 

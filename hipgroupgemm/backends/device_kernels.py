@@ -11,9 +11,9 @@ import numpy as np
 
 from hipgroupgemm import native
 from hipgroupgemm.backends.scan_arguments import SIZE
+from hipgroupgemm.operands.views import ArrayView, packed_strides
 from hipgroupgemm.runtime.base import Runtime
 from hipgroupgemm.runtime.parameters import Blob, KernelParameters
-from hipgroupgemm.views import ArrayView, packed_strides
 
 __all__ = ["THREADS", "DeviceKernels", "PinnedRing", "kernel_headers", "scan_blocks"]
 

@@ -17,7 +17,7 @@ from hipgroupgemm.backends.device_kernels import DeviceKernels, PinnedRing
 from hipgroupgemm.backends.hipblaslt_terms import COMPUTE, TYPES, Refused, Terms, patch_record, terms_of
 from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, RAGGED_N, RECORD_BYTES, ScanArguments, fault_from_bytes
 from hipgroupgemm.config import FLOAT_BYTES, Epilogue, GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.groups import GroupFault
+from hipgroupgemm.problem.groups import GroupFault
 from hipgroupgemm.runtime import RuntimeUnavailable, get_runtime
 from hipgroupgemm.runtime.scratch import Scratch, pack_sections
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hipgroupgemm.backends.base import Arguments, Executable
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.groups import GroupFault
+from hipgroupgemm.problem.groups import GroupFault
 from hipgroupgemm.runtime.ranges import RangeFunctions, range_functions
 
 __all__ = ["with_ranges"]

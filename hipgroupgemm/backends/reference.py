@@ -13,8 +13,8 @@ import numpy as np
 
 from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.dtypes import DTYPES
-from hipgroupgemm.groups import GroupBounds, scan, select_groups
+from hipgroupgemm.operands.dtypes import DTYPES
+from hipgroupgemm.problem.groups import GroupBounds, scan, select_groups
 
 __all__ = ["ReferenceBackend", "compute", "numpy_view"]
 

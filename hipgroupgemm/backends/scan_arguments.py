@@ -10,7 +10,7 @@ import struct
 
 from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.groups import GroupFault
+from hipgroupgemm.problem.groups import GroupFault
 
 __all__ = ["FAULT_BYTES", "RECORD_BYTES", "SIZE", "ScanArguments", "fault_from_bytes"]
 

@@ -10,16 +10,16 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from hipgroupgemm.arrays import ArraySpec
+from hipgroupgemm.api import config_for_ragged_dot
 from hipgroupgemm.backends import backend_names, get_backend, select_backend
 from hipgroupgemm.backends.base import MatmulAlgorithm, as_limits
 from hipgroupgemm.benchmark.command import stdout_console
 from hipgroupgemm.benchmark.labs import gpu_refusal
 from hipgroupgemm.benchmark.table import bytes_text
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.ragged_dot import config_for_ragged_dot
-from hipgroupgemm.views import CPU, Device
-from hipgroupgemm.workloads import ALIASES, PRESETS, MoEShape, RaggedDotClass
+from hipgroupgemm.measure.workloads import ALIASES, PRESETS, MoEShape, RaggedDotClass
+from hipgroupgemm.operands.arrays import ArraySpec
+from hipgroupgemm.operands.views import CPU, Device
 
 __all__ = ["Listing", "algorithms_of", "config_of", "default_device", "models_as_dicts", "print_listings", "print_models"]
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from hipgroupgemm.benchmark.labs import Lab
 from hipgroupgemm.config import RaggedDotMode
-from hipgroupgemm.workloads import MoEShape, RaggedDotClass, Sizes
+from hipgroupgemm.measure.workloads import MoEShape, RaggedDotClass, Sizes
 
 __all__ = ["BASELINES", "PADDED", "Operands"]
 

@@ -15,13 +15,12 @@ import numpy as np
 from rich.console import Console
 
 from hipgroupgemm.benchmark.baselines import BASELINES
-from hipgroupgemm.benchmark.ceilings import Ceilings, measure_ceilings
-from hipgroupgemm.benchmark.environment import busy_note, describe, load_average
 from hipgroupgemm.benchmark.labs import Lab, lab_for
 from hipgroupgemm.benchmark.runner import FINE, Job, Row, Runner
 from hipgroupgemm.benchmark.table import STDOUT, print_rows, write_csv, write_json
-from hipgroupgemm.dtypes import DTYPES
-from hipgroupgemm.workloads import (
+from hipgroupgemm.measure.environment import busy_note, describe, load_average
+from hipgroupgemm.measure.roofline import Roofline, measure_ceilings
+from hipgroupgemm.measure.workloads import (
     DISTRIBUTIONS,
     MoEShape,
     RaggedDotClass,
@@ -30,6 +29,7 @@ from hipgroupgemm.workloads import (
     read_group_sizes,
     scale_group_sizes,
 )
+from hipgroupgemm.operands.dtypes import DTYPES
 
 __all__ = [
     "AUTO_PADDED_FLOPS",
@@ -92,7 +92,7 @@ class Result:
     context: dict[str, Any]
     jobs: list[Job] = dataclasses.field(default_factory=list)
     interrupted: bool = False
-    ceilings: Ceilings | None = None
+    ceilings: Roofline | None = None
 
     def record(self) -> dict[str, Any]:
         """What the JSON has besides the rows: the context, and the group sizes of every problem that was run."""

@@ -14,9 +14,9 @@ import numpy as np
 
 from hipgroupgemm.benchmark.baselines import Operands
 from hipgroupgemm.benchmark.labs import Lab
-from hipgroupgemm.tolerance import Comparison, Tolerance, magnitude_bound, tolerance_for
+from hipgroupgemm.measure.tolerance import Comparison, Tolerance, magnitude_bound, tolerance_for
 
-__all__ = ["Judge", "Verdict"]
+__all__ = ["Judge", "CheckResult"]
 
 _ALL_GROUPS_FLOPS = 2 * 10**9
 _GROUP_FLOPS = 4 * 10**9
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class CheckResult:
     """What came out of one check.
 
     Attributes:
@@ -80,7 +80,7 @@ class Judge:
         a, b = lhs[picked].astype(np.float64), rhs.astype(np.float64)
         return picked, a @ b, magnitude_bound(a, b)
 
-    def check(self, out: Any) -> Verdict:
+    def check(self, out: Any) -> CheckResult:
         """The verdict on a result that lies on the lab's device."""
         o, result = self._operands, self._lab.to_host(out)
         comparison = Comparison(self.tolerance)
@@ -101,4 +101,4 @@ class Judge:
         if not fault and np.isnan(result).any():
             at = tuple(int(i) for i in np.argwhere(np.isnan(result))[0])
             fault = f"NaN at {at}: not written, or computed from what is not in its group"
-        return Verdict(comparison.relative_error, self.tolerance.relative, fault, self.checked)
+        return CheckResult(comparison.relative_error, self.tolerance.relative, fault, self.checked)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.dtypes import compute_type_of
+from hipgroupgemm.operands.dtypes import compute_type_of
+from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.runtime.process import available_cores
-from hipgroupgemm.views import CPU, Device
 
 __all__ = ["CuPyLab", "Lab", "NumPyLab", "lab_for"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hipgroupgemm.benchmark.baselines import PADDED
 from hipgroupgemm.benchmark.runner import Row
-from hipgroupgemm.workloads import CLASSES, geometric_mean
+from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
 
 __all__ = ["SUFFIXES", "draw_bars", "label_short_bars", "plot_both", "plot_floor", "plot_speedup"]
 

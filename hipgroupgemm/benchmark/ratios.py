@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from hipgroupgemm.api import config_for_ragged_dot
 from hipgroupgemm.benchmark.baselines import BASELINES, PADDED, Operands
 from hipgroupgemm.benchmark.judge import Judge
 from hipgroupgemm.benchmark.labs import NumPyLab
 from hipgroupgemm.benchmark.runner import Job, make_operands
+from hipgroupgemm.measure.workloads import CLASSES, PRESETS, MoEShape, balanced_sizes, geometric_mean
 from hipgroupgemm.plan import GroupedMatmulPlan
-from hipgroupgemm.ragged_dot import config_for_ragged_dot
-from hipgroupgemm.workloads import CLASSES, PRESETS, MoEShape, balanced_sizes, geometric_mean
 
 __all__ = ["Ratio", "bare_loop", "bare_loop_ratio", "on_one_thread", "padded_ratio"]
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.arrays import ArraySpec
+from hipgroupgemm.api import config_for_ragged_dot
 from hipgroupgemm.backends import backend_names, get_backend, select_backend
 from hipgroupgemm.benchmark.baselines import BASELINES, PADDED, Operands
-from hipgroupgemm.benchmark.ceilings import Ceilings
-from hipgroupgemm.benchmark.judge import Judge, Verdict
+from hipgroupgemm.benchmark.judge import CheckResult, Judge
 from hipgroupgemm.benchmark.labs import Lab
 from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.measure.roofline import Roofline
+from hipgroupgemm.measure.workloads import MoEShape, RaggedDotClass, Sizes
+from hipgroupgemm.operands.arrays import ArraySpec
 from hipgroupgemm.plan import GroupedMatmulPlan
-from hipgroupgemm.ragged_dot import config_for_ragged_dot
-from hipgroupgemm.workloads import MoEShape, RaggedDotClass, Sizes
 
 __all__ = ["FINE", "Job", "Row", "Runner", "make_operands", "usable_backends"]
 
@@ -153,7 +153,7 @@ class Runner:
         self,
         lab: Lab,
         dtype: np.dtype[Any],
-        ceilings: Ceilings,
+        ceilings: Roofline,
         *,
         backends: Sequence[str] | None = None,
         baselines: Sequence[str] = tuple(BASELINES),
@@ -282,7 +282,7 @@ class Runner:
         if row.status == "ok":
             self._judge(contender, judge.check(operands.out))
 
-    def _judge(self, contender: _Contender, verdict: Verdict) -> None:
+    def _judge(self, contender: _Contender, verdict: CheckResult) -> None:
         row = contender.row
         row.error = verdict.error if row.error is None else max(row.error, verdict.error)
         row.error_limit, row.checked = verdict.limit, verdict.checked

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hipgroupgemm.benchmark.runner import Row
-from hipgroupgemm.workloads import PRESETS
+from hipgroupgemm.measure.workloads import PRESETS
 
 __all__ = ["STDOUT", "bytes_text", "number_text", "print_rows", "write_csv", "write_json", "write_text"]
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ..directories import CACHE_VARIABLE as ENVIRONMENT_VARIABLE
-from ..directories import cache_directory as default_directory
+from .directories import CACHE_VARIABLE as ENVIRONMENT_VARIABLE
+from .directories import cache_directory as default_directory
 
 __all__ = ["ENVIRONMENT_VARIABLE", "CompileCache", "cache_key", "default_cache", "default_directory"]
 

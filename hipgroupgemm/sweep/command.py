@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from hipgroupgemm.benchmark.command import INTERRUPTED, stdout_console
-from hipgroupgemm.benchmark.environment import blas_name, commit_of, cpu_model, load_average
 from hipgroupgemm.benchmark.table import STDOUT, write_text
+from hipgroupgemm.measure.environment import blas_name, commit_of, cpu_model, load_average
 from hipgroupgemm.runtime.process import available_cores
 from hipgroupgemm.sweep.jobs import RequestError, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.output import noise_notes, print_sweep, write_csv
@@ -315,7 +315,7 @@ def _keep(report: TuningReport) -> set[Any]:
 
     A store that is off or can't be written to does not end a sweep: it has said so itself.
     """
-    from hipgroupgemm.tuning.store import TuningStore
+    from hipgroupgemm.store.store import TuningStore
 
     return {record.place for record in TuningStore().add(report)}
 
@@ -347,7 +347,7 @@ def _write(outputs: Outputs, result: SweepResult, console: Console) -> None:
 
 def _say_what_is_left(outputs: Outputs, result: SweepResult, console: Console) -> None:
     if result.stored:
-        from hipgroupgemm.tuning.store import TuningStore
+        from hipgroupgemm.store.store import TuningStore
 
         replaced = f"; {result.replaced} more were replaced by these" if result.replaced else ""
         text = f"Results of this run in the tuning store: {len(result.stored)}, in {TuningStore().directory}{replaced}"

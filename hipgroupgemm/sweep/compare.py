@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
 from hipgroupgemm.sweep.record import Record, Sweep
-from hipgroupgemm.workloads import CLASSES, geometric_mean
 
 __all__ = ["Comparison", "Finding", "Pair", "Series", "compare", "series_of", "summary"]
 

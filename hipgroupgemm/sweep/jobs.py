@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hipgroupgemm.benchmark.command import AUTO_PADDED_FLOPS, DistributionError
-from hipgroupgemm.workloads import (
+from hipgroupgemm.measure.workloads import (
     CLASSES,
     DISTRIBUTIONS,
     MoEShape,

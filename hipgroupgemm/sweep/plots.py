@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hipgroupgemm.benchmark.plots import draw_bars, label_short_bars
+from hipgroupgemm.measure.workloads import geometric_mean
 from hipgroupgemm.sweep.compare import Comparison
 from hipgroupgemm.sweep.output import device_title
 from hipgroupgemm.sweep.record import Record
-from hipgroupgemm.workloads import geometric_mean
 
 __all__ = ["plot_comparisons", "plot_sweep"]
 

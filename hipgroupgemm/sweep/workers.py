@@ -19,7 +19,7 @@ from hipgroupgemm.sweep.jobs import HEURISTIC, SweepJob
 __all__ = ["Outcome", "Progress", "Question", "Worker", "WorkerPool", "algorithm_names", "device_facts"]
 
 TUNE = "hipgroupgemm.tuning.engine:tune"
-IDENTITY = "hipgroupgemm.tuning.identity:identity"
+IDENTITY = "hipgroupgemm.store.identity:identity"
 NAMES = "hipgroupgemm.sweep.workers:algorithm_names"
 """What a worker calls; names, because a worker imports them itself."""
 
@@ -197,7 +197,7 @@ def _how(code: int | None) -> str:
 
 def device_facts(device: str, identity: str = IDENTITY) -> dict[str, Any]:
     """What results on a device hold for: its kind, target, compute units and the versions of what runs there."""
-    from hipgroupgemm.views import Device
+    from hipgroupgemm.operands.views import Device
 
     facts: dict[str, Any] = _resolve(identity)(Device.of(device))
     return facts
@@ -260,7 +260,7 @@ def _missing(device: str, names: str, question: Question) -> list[str]:
 
 def _names(device: str, names: str, job: SweepJob, settings: Mapping[str, Any]) -> set[str]:
     from hipgroupgemm.benchmark.algorithms import config_of
-    from hipgroupgemm.views import Device
+    from hipgroupgemm.operands.views import Device
 
     config, backends = config_of(job.kind, job.shape, job.dtype), settings.get("backends")
     return set(_resolve(names)(config, Device.of(device), backends, settings.get("max_workspace")))
@@ -268,9 +268,9 @@ def _names(device: str, names: str, job: SweepJob, settings: Mapping[str, Any]) 
 
 def _tune(connection: Any, device: str, tune: str, names: str, job: SweepJob, settings: dict[str, Any]) -> Outcome:
     from hipgroupgemm.benchmark.algorithms import config_of
+    from hipgroupgemm.measure.workloads import DISTRIBUTIONS
+    from hipgroupgemm.operands.views import Device
     from hipgroupgemm.tuning.session import NO_MEMORY
-    from hipgroupgemm.views import Device
-    from hipgroupgemm.workloads import DISTRIBUTIONS
 
     said = 0.0
 

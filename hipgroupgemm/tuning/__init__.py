@@ -14,18 +14,24 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hipgroupgemm.tuning.child import close_workers
+    from hipgroupgemm.processes.worker_process import close_workers
     from hipgroupgemm.tuning.engine import TuningProgress, tune
     from hipgroupgemm.tuning.report import TuningReport, TuningRow
 
 __all__ = ["TuningProgress", "TuningReport", "TuningRow", "close_workers", "tune"]
 
-_MODULES = {"TuningReport": "report", "TuningRow": "report", "TuningProgress": "engine", "tune": "engine", "close_workers": "child"}
+_MODULES = {
+    "TuningReport": "tuning.report",
+    "TuningRow": "tuning.report",
+    "TuningProgress": "tuning.engine",
+    "tune": "tuning.engine",
+    "close_workers": "processes.worker_process",
+}
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:  # loaded on first use: a plan looks at the store, and needs nothing of what fills it
-        return getattr(importlib.import_module(f"hipgroupgemm.tuning.{_MODULES[name]}"), name)
+        return getattr(importlib.import_module(f"hipgroupgemm.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

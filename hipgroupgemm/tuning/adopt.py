@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from hipgroupgemm.store.files import warn_once
 from hipgroupgemm.tuning.engine import tune
-from hipgroupgemm.tuning.files import warn_once
 from hipgroupgemm.tuning.report import TuningReport
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class NoRightCandidate(RuntimeError):
 def _store(report: TuningReport) -> None:
     """Stores a report. An error, whatever it is, costs one warning: the plan and its user get what was found all the same."""
     try:
-        from hipgroupgemm.tuning.store import default_store
+        from hipgroupgemm.store.store import default_store
 
         default_store().add(report)
     except Exception as error:

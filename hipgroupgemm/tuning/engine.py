@@ -14,18 +14,18 @@ from typing import Any
 
 from hipgroupgemm.backends import backend_kinds, get_backend
 from hipgroupgemm.backends.base import Backend, MatmulAlgorithm, as_limits
-from hipgroupgemm.benchmark.ceilings import Ceilings
-from hipgroupgemm.benchmark.environment import busy_note, load_average
 from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.measure.environment import busy_note, load_average
+from hipgroupgemm.measure.roofline import Roofline
+from hipgroupgemm.measure.sizes import origin_of, size_class_of, size_samples
+from hipgroupgemm.measure.timer import Entry, close_entries, time_entries
+from hipgroupgemm.measure.verify import Outcome, SizeSet, size_sets
+from hipgroupgemm.operands.views import Device
 from hipgroupgemm.runtime.process import available_cores
-from hipgroupgemm.tuning.identity import identity
-from hipgroupgemm.tuning.lanes import ChildLane, Lane, LocalLane, Patience, WorkerUnavailable, pickled
+from hipgroupgemm.store.identity import identity
 from hipgroupgemm.tuning.report import TuningReport, TuningRow
+from hipgroupgemm.tuning.runners import LocalRunner, Patience, Runner, WorkerRunner, WorkerUnavailable, pickled
 from hipgroupgemm.tuning.session import NO_MEMORY, SessionError, Task, error_text
-from hipgroupgemm.tuning.sizes import origin_of, size_class_of, size_samples
-from hipgroupgemm.tuning.timing import Entry, close_entries, time_entries
-from hipgroupgemm.tuning.verify import Outcome, SizeSet, size_sets
-from hipgroupgemm.views import Device
 
 __all__ = ["TuningProgress", "tune"]
 
@@ -126,7 +126,7 @@ def tune(
     sets = size_sets(config, samples, where)
     task = Task(config, where, sets, len(samples), seed, ceilings)
     load = load_average() if where.kind == "cpu" else None  # a GPU's times hardly depend on it
-    lanes: list[Lane] = []
+    lanes: list[Runner] = []
     told = _Told(progress)
     with contextlib.ExitStack() as opened:
         opened.push(lambda *error: _close(lanes, notes, abruptly=error[0] is not None))
@@ -169,7 +169,7 @@ def tune(
     )
 
 
-def _close(lanes: list[Lane], notes: list[str], *, abruptly: bool) -> None:
+def _close(lanes: list[Runner], notes: list[str], *, abruptly: bool) -> None:
     """Closes all lanes, whatever comes between: an interrupt is no reason to leave a worker behind."""
     while lanes:
         lane = lanes[-1]
@@ -322,20 +322,20 @@ def _enter(
     task: Task,
     patience: Patience,
     isolate: bool | None,
-    lanes: list[Lane],
+    lanes: list[Runner],
     notes: list[str],
 ) -> list[Entry]:
     """Entries with lanes; the lanes are appended to `lanes` as soon as they are there, so that they are closed whatever happens."""
     backends = {backend.name: backend for backend, _ in found}
     wanted = isolate if isolate is not None else any(name not in _SAFE for name in backends)
     local: dict[str, Backend] = dict(backends)
-    worker: ChildLane | None = None
+    worker: WorkerRunner | None = None
     told_of: list[str] = []
     if wanted:
         sent, refused = pickled({name: backend for name, backend in backends.items() if not _built_in(backend)})
         try:
             if len(refused) < len(backends):
-                worker = ChildLane(task, sent, patience)
+                worker = WorkerRunner(task, sent, patience)
                 lanes.append(worker)  # before there is a process
                 worker.open()
                 refused = {**refused, **worker.refused}
@@ -359,7 +359,7 @@ def _enter(
         for note in told_of:
             _log.warning("%s", note)
         notes += told_of
-    here = LocalLane(task, local) if local else None
+    here = LocalRunner(task, local) if local else None
     if here is not None:
         lanes.append(here)
     entries = []
@@ -451,7 +451,7 @@ def _floor(config: GroupedGemmConfig, sets: Sequence[SizeSet], measured: dict[st
     mean = sum(flops) / len(flops)
     if measured is None:
         return None, mean
-    ceilings = Ceilings(**measured)
+    ceilings = Roofline(**measured)
     floors = [ceilings.floor_ms(count, config.min_bytes(one.sizes)) for count, one in zip(flops, sets, strict=True)]
     return sum(floors) / len(floors), mean
 

@@ -10,11 +10,11 @@ from typing import Any
 from hipgroupgemm.backends import get_backend
 from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.tuning.given import Inputs
-from hipgroupgemm.tuning.unread import Reads, Spoiled, poison_unread
-from hipgroupgemm.tuning.verify import Note, Outcome, SizeSet, Stage, check, judge
-from hipgroupgemm.tuning.workbench import OperandSet, Workbench, workbench_for
-from hipgroupgemm.views import Device
+from hipgroupgemm.measure.harness import Harness, OperandSet, harness_for
+from hipgroupgemm.measure.inputs import Inputs
+from hipgroupgemm.measure.poison import Reads, Spoiled, poison_unread
+from hipgroupgemm.measure.verify import Note, Outcome, SizeSet, Stage, check, judge
+from hipgroupgemm.operands.views import Device
 
 __all__ = ["Session", "SessionError", "Task", "error_text"]
 
@@ -84,7 +84,7 @@ class Session:
         self._touched = False  # a candidate has changed inputs
         note("operands")
         try:
-            self._bench: Workbench = workbench_for(task.device)
+            self._bench: Harness = harness_for(task.device)
         except Exception as error:
             raise SessionError(f"there is no workbench for {task.device}: {error_text(error)}") from error
         self._inputs = Inputs(self._bench)

@@ -16,12 +16,12 @@ from hipgroupgemm.backends.triton.host_sizes import HostSizes
 from hipgroupgemm.backends.triton.scan import SPECIAL, scan_function
 from hipgroupgemm.backends.triton.specs import parts_spec, room_for_groups, spec_of
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.groups import GroupFault
+from hipgroupgemm.operands.views import Device
+from hipgroupgemm.problem.groups import GroupFault
 from hipgroupgemm.runtime.base import Runtime
 from hipgroupgemm.runtime.objects import Module, PreparedLaunch
 from hipgroupgemm.runtime.parameters import Blob, KernelParameters
 from hipgroupgemm.runtime.scratch import Scratch, pack_sections
-from hipgroupgemm.views import Device
 
 __all__ = ["TritonExecutable", "parts_bytes"]
 

@@ -9,8 +9,8 @@ import numpy as np
 from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.backends.device_kernels import PinnedRing
 from hipgroupgemm.backends.reference import numpy_view
+from hipgroupgemm.operands.views import ArrayView, packed_strides
 from hipgroupgemm.runtime.base import Runtime
-from hipgroupgemm.views import ArrayView, packed_strides
 
 __all__ = ["HostSizes"]
 

@@ -1,0 +1,479 @@
+"""What this machine has for grouped GEMM, and what to install where something lacks.
+
+Nothing heavy is imported: packages are looked up by their metadata, system libraries by their files and, where that is cheap and
+harmless, asked for their version through ctypes. `Machine` is the only part that touches the machine, so tests simulate one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hipgroupgemm.operands.views import Device
+    from hipgroupgemm.store.state import StoreState
+
+__all__ = ["BackendState", "Finding", "Machine", "Report", "examine", "gfx_name", "print_report"]
+
+_TARGET = re.compile(r"gfx(?:[0-9a-f]{3,4})(?![0-9a-f])")
+_CUPY_ROCM = "pip install 'hipgroupgemm[rocm]'"
+_CUPY_CUDA = "pip install 'hipgroupgemm[cuda]' (CUDA 13) or 'hipgroupgemm[cuda12]'"
+
+
+# ---- the machine -----------------------------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """Where files, environment variables, packages and libraries are looked up.
+
+    Args:
+        root: the file system's root. environ: the environment.
+        distributions: installed distributions, name (lower case) to version; None asks importlib.metadata.
+        find_module: module name to its file, or None; None asks importlib, which does not import top-level modules.
+        load: path or soname to a ctypes library, or None; None loads for real.
+    """
+
+    def __init__(
+        self,
+        root: Path | str = "/",
+        environ: Mapping[str, str] | None = None,
+        distributions: Mapping[str, str] | None = None,
+        find_module: Callable[[str], str | None] | None = None,
+        load: Callable[[str], Any] | None = None,
+    ) -> None:
+        self.root = Path(root)
+        self.environ = os.environ if environ is None else environ
+        self._distributions = distributions
+        self.find_module = find_module or _find_module
+        self.load = load or _load
+
+    @property
+    def distributions(self) -> Mapping[str, str]:
+        """Installed distributions, name in lower case to version."""
+        if self._distributions is None:
+            found: dict[str, str] = {}
+            for one in importlib.metadata.distributions():
+                with contextlib.suppress(Exception):  # a broken installation of something else is none of ours
+                    found.setdefault(one.metadata["Name"].lower().replace("_", "-"), one.version)
+            self._distributions = found
+        return self._distributions
+
+    def path(self, absolute: str) -> Path:
+        """A path below the root; what the environment names is taken as it is where it lies below it already."""
+        path = Path(absolute)
+        if self.root == Path("/") or path.is_relative_to(self.root):
+            return path
+        return self.root / path.relative_to(path.anchor)
+
+    def glob(self, directory: str, pattern: str) -> list[Path]:
+        """Files of a directory below the root, sorted; none where it can't be read."""
+        with contextlib.suppress(OSError):
+            return sorted(self.path(directory).glob(pattern))
+        return []
+
+    def read(self, path: Path | str) -> str:
+        """A small file's text, "" where it can't be read."""
+        with contextlib.suppress(OSError):
+            return self.path(str(path)).read_text(encoding="utf-8", errors="replace")
+        return ""
+
+    def package_dirs(self, module: str) -> list[Path]:
+        """The directory of an installed package, not imported."""
+        file = self.find_module(module)
+        return [Path(file).parent] if file else []
+
+
+def _find_module(name: str) -> str | None:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    if spec is None:
+        return None
+    if spec.origin:
+        return spec.origin
+    locations = list(spec.submodule_search_locations or ())
+    return os.path.join(locations[0], "__init__.py") if locations else None
+
+
+def _load(name: str) -> Any:
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        return None
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One part of the machine.
+
+    Attributes:
+        area: "GPU", "ROCm", "CUDA" or "Python". name: what it is.
+        found: whether it is there and of use. version, detail: what is known of it.
+        remedy: exactly what to do where it is missing, else "".
+    """
+
+    area: str
+    name: str
+    found: bool
+    version: str = ""
+    detail: str = ""
+    remedy: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class BackendState:
+    """Whether a backend runs on a device: reason is "" or why not."""
+
+    backend: str
+    device: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All findings, which backends run where, and what the tuning store holds (None: not looked at)."""
+
+    findings: list[Finding]
+    backends: list[BackendState]
+    store: StoreState | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "backends": [dataclasses.asdict(state) for state in self.backends],
+            "tuning_store": None if self.store is None else dataclasses.asdict(self.store),
+        }
+
+    def finding(self, name: str) -> Finding:
+        """The finding of that name; KeyError where there is none."""
+        for finding in self.findings:
+            if finding.name == name:
+                return finding
+        raise KeyError(name)
+
+
+def examine(machine: Machine | None = None) -> Report:
+    """Looks at everything. Never raises for what the machine lacks."""
+    machine = machine or Machine()
+    amd, nvidia = _amd_targets(machine), _nvidia_gpus(machine)
+    findings = [
+        *_gpu_findings(machine, amd, nvidia),
+        *_rocm_findings(machine, [target for target, _ in amd]),
+        *_cuda_findings(machine, bool(nvidia)),
+        *_python_findings(machine, bool(amd), bool(nvidia)),
+    ]
+    from hipgroupgemm.store.state import store_state
+
+    return Report(findings, _backend_states(bool(amd), bool(nvidia)), store_state())
+
+
+# ---- GPUs ------------------------------------------------------------------------------------------------------------------------
+
+
+def gfx_name(version: int) -> str:
+    """The target's name of the kernel driver's gfx_target_version: 90402 is gfx942, 90010 is gfx90a, 120001 is gfx1201."""
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def _amd_targets(machine: Machine) -> list[tuple[str, str]]:
+    """(gfx target, where it is known from) of every GPU of the kernel's compute driver."""
+    found = []
+    for node in machine.glob("/sys/class/kfd/kfd/topology/nodes", "*/properties"):
+        match = re.search(r"^gfx_target_version (\d+)$", machine.read(node), re.MULTILINE)
+        if match and int(match[1]):  # CPU nodes have version 0
+            found.append((gfx_name(int(match[1])), f"KFD node {node.parent.name}"))
+    return found
+
+
+def _nvidia_gpus(machine: Machine) -> list[tuple[str, str]]:
+    """(name, compute capability or "") of every NVIDIA GPU, by the driver's library, else by its files."""
+    driver = machine.load("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
+    found: list[tuple[str, str]] = []
+    if driver is not None:
+        count = ctypes.c_int()
+        if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
+            for index in range(count.value):
+                name, major, minor = ctypes.create_string_buffer(128), ctypes.c_int(), ctypes.c_int()
+                driver.cuDeviceGetName(name, 128, index)
+                driver.cuDeviceGetAttribute(ctypes.byref(major), 75, index)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+                driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, index)
+                found.append((name.value.decode(errors="replace"), f"{major.value}.{minor.value}"))
+            return found
+    for file in machine.glob("/proc/driver/nvidia/gpus", "*/information"):
+        match = re.search(r"^Model:\s*(.+)$", machine.read(file), re.MULTILINE)
+        found.append((match[1].strip() if match else "NVIDIA GPU", ""))
+    return found
+
+
+def _gpu_findings(machine: Machine, amd: Sequence[tuple[str, str]], nvidia: Sequence[tuple[str, str]]) -> Iterator[Finding]:
+    for target, where in amd:
+        kfd = machine.path("/dev/kfd")
+        usable = kfd.exists() and os.access(kfd, os.R_OK | os.W_OK)
+        remedy = "" if usable else "give your user /dev/kfd and /dev/dri: sudo usermod -aG render,video $USER, then log in again"
+        yield Finding("GPU", f"AMD {target}", usable, "", where + ("" if usable else ", but /dev/kfd may not be opened"), remedy)
+    for name, capability in nvidia:
+        full_name = name if name.startswith("NVIDIA") else f"NVIDIA {name}"
+        yield Finding("GPU", full_name, True, "", f"compute capability {capability}" if capability else "")
+    if not amd and not nvidia:
+        remedy = "none is needed on a CPU; for a GPU install its kernel driver: amdgpu-dkms (AMD) or NVIDIA's driver"
+        yield Finding("GPU", "GPU", False, "", "neither an AMD nor an NVIDIA GPU is visible", remedy)
+
+
+# ---- ROCm ------------------------------------------------------------------------------------------------------------------------
+
+
+def _library_dirs(machine: Machine) -> list[Path]:
+    """Where ROCm's libraries lie: what the environment names, /opt/rocm*, the distribution's directories, wheels."""
+    dirs: list[Path] = []
+    for variable in ("ROCM_PATH", "ROCM_HOME", "HIP_PATH"):
+        if machine.environ.get(variable):
+            dirs += [machine.path(machine.environ[variable]) / part for part in ("lib", "lib64")]
+    dirs += [machine.path(part) for part in machine.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if part]
+    for prefix in [machine.path("/opt/rocm"), *machine.glob("/opt", "rocm-*")]:
+        dirs += [prefix / part for part in ("lib", "lib64")]
+    dirs += [machine.path(f"/usr/lib/{platform.machine()}-linux-gnu"), machine.path("/usr/lib64"), machine.path("/usr/lib")]
+    for module in ("_rocm_sdk_core", "_rocm_sdk_devel", "torch"):
+        dirs += [directory / "lib" for directory in machine.package_dirs(module)]
+    for directory in machine.package_dirs("_rocm_sdk_core"):  # AMD's wheels keep a family's libraries in a package of its own
+        with contextlib.suppress(OSError):
+            dirs += [one / "lib" for one in sorted(directory.parent.glob("_rocm_sdk_libraries*"))]
+    return list(dict.fromkeys(dirs))
+
+
+def _libraries(dirs: Sequence[Path], stem: str) -> list[Path]:
+    found = []
+    for directory in dirs:
+        with contextlib.suppress(OSError):
+            found += sorted(directory.glob(f"{stem}.so*"), key=lambda path: len(path.name))
+    return found
+
+
+def _number_in_name(path: Path) -> str:
+    """The version at the end of a library's real name: libamdhip64.so.7.2.70200 has 7.2.70200."""
+    with contextlib.suppress(OSError):
+        path = path.resolve()
+    return path.name.partition(".so.")[2]
+
+
+def _rocm_findings(machine: Machine, targets: Sequence[str]) -> Iterator[Finding]:
+    dirs = _library_dirs(machine)
+    wanted = "" if targets else "only needed for AMD GPUs: "
+    hip = _libraries(dirs, "libamdhip64")
+    if hip:
+        prefix = hip[0].parent.parent
+        release = machine.read(prefix / ".info" / "version").strip()
+        yield Finding("ROCm", "HIP runtime", True, _hip_version(machine, hip[0]) or release or _number_in_name(hip[0]), str(hip[0]))
+    else:
+        remedy = (
+            f"{wanted}apt install hip-runtime-amd (AMD's repository), dnf install hip-runtime-amd, or apt install libamdhip64-dev (Debian)"
+        )
+        yield Finding("ROCm", "HIP runtime", False, "", "no libamdhip64.so", remedy)
+    blaslt = _libraries(dirs, "libhipblaslt")
+    if blaslt:
+        yield Finding("ROCm", "hipBLASLt", True, _number_in_name(blaslt[0]), str(blaslt[0]))
+    else:
+        remedy = (
+            f"{wanted}apt install hipblaslt hipblaslt-dev (AMD's repository), dnf install hipblaslt, or apt install libhipblaslt1 (Debian)"
+        )
+        yield Finding("ROCm", "hipBLASLt", False, "", "no libhipblaslt.so", remedy)
+    yield from _kernel_findings(machine, blaslt, targets)
+    shim = [path for directory in machine.package_dirs("hipgroupgemm") for path in [directory / "native" / "libhipgroupgemm.so"]]
+    if any(path.exists() for path in shim):
+        yield Finding("ROCm", "hipgroupgemm's native part", True, "", str(shim[0]))
+    else:
+        build = "pip install --force-reinstall --no-deps ."
+        remedy = f"{wanted}install hipBLASLt's headers (hipblaslt-dev) and g++, then in a checkout of hipgroupgemm: {build}"
+        yield Finding("ROCm", "hipgroupgemm's native part", False, "", "not built: the hipblaslt backend needs it", remedy)
+
+
+def _kernel_findings(machine: Machine, blaslt: Sequence[Path], targets: Sequence[str]) -> Iterator[Finding]:
+    """hipBLASLt's kernel files name their target; without those of the GPU's it has not one algorithm."""
+    named = machine.environ.get("HIPBLASLT_TENSILE_LIBPATH")
+    places = [machine.path(named)] if named else [path.parent / "hipblaslt" / "library" for path in blaslt]
+    have: dict[str, Path] = {}
+    for place in places:
+        with contextlib.suppress(OSError):
+            for file in place.rglob("*gfx*"):
+                for target in _TARGET.findall(file.name):
+                    have.setdefault(target, place)
+    listed = ", ".join(sorted(have)) or "no target"
+    for target in dict.fromkeys(targets):
+        if target in have:
+            yield Finding("ROCm", f"hipBLASLt kernels for {target}", True, "", str(have[target]))
+        else:
+            remedy = (
+                f"install a hipBLASLt that has them: apt install hipblaslt from AMD's repository (Debian's own has none for {target}), "
+                "or name their directory in HIPBLASLT_TENSILE_LIBPATH"
+            )
+            yield Finding("ROCm", f"hipBLASLt kernels for {target}", False, "", f"there are kernels for {listed}", remedy)
+    if not targets and (blaslt or have):
+        yield Finding(
+            "ROCm", "hipBLASLt kernels", bool(have), "", f"for {listed}", "" if have else "apt install hipblaslt (AMD's repository)"
+        )
+
+
+def _hip_version(machine: Machine, path: Path) -> str:
+    library = machine.load(str(path))
+    value = ctypes.c_int()
+    if library is None:
+        return ""
+    with contextlib.suppress(AttributeError, OSError):
+        if library.hipRuntimeGetVersion(ctypes.byref(value)) == 0 and value.value:
+            return f"{value.value // 10_000_000}.{value.value // 100_000 % 100}.{value.value % 100_000}"
+    return ""
+
+
+# ---- CUDA ------------------------------------------------------------------------------------------------------------------------
+
+
+def _cuda_findings(machine: Machine, gpu: bool) -> Iterator[Finding]:
+    wanted = "" if gpu else "only needed for NVIDIA GPUs: "
+    driver = _cuda_version(machine, "libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll", "cuDriverGetVersion")
+    if driver:
+        yield Finding("CUDA", "CUDA driver", True, driver, "the newest CUDA that it serves")
+    else:
+        remedy = (
+            f"{wanted}install NVIDIA's driver (apt install nvidia-driver, dnf install nvidia-driver); in a container, run with --gpus all"
+        )
+        yield Finding("CUDA", "CUDA driver", False, "", "no libcuda.so.1", remedy)
+    dirs = [machine.path(machine.environ[name]) / "lib64" for name in ("CUDA_PATH", "CUDA_HOME") if machine.environ.get(name)]
+    dirs += [machine.path("/usr/local/cuda/lib64"), machine.path(f"/usr/lib/{platform.machine()}-linux-gnu")]
+    for directory in machine.package_dirs("nvidia"):
+        with contextlib.suppress(OSError):
+            dirs += sorted(directory.glob("*/lib"))
+    runtime = _libraries(dirs, "libcudart")
+    if runtime:
+        yield Finding("CUDA", "CUDA runtime", True, _cuda_version(machine, str(runtime[0]), "cudaRuntimeGetVersion"), str(runtime[0]))
+    else:
+        major = driver.partition(".")[0]
+        package = "'cupy-cuda12x[ctk]'" if major == "12" else "'cupy-cuda13x[ctk]'"
+        yield Finding("CUDA", "CUDA runtime", False, "", "no libcudart.so", f"{wanted}pip install {package}, or install the CUDA toolkit")
+
+
+def _cuda_version(machine: Machine, library: str, function: str) -> str:
+    loaded, value = machine.load(library), ctypes.c_int()
+    if loaded is None:
+        return ""
+    with contextlib.suppress(AttributeError, OSError):
+        if getattr(loaded, function)(ctypes.byref(value)) == 0 and value.value:
+            return f"{value.value // 1000}.{value.value % 1000 // 10}"
+    return ""
+
+
+# ---- Python ----------------------------------------------------------------------------------------------------------------------
+
+
+def _python_findings(machine: Machine, amd: bool, nvidia: bool) -> Iterator[Finding]:
+    gpu_extra = _CUPY_ROCM if amd and not nvidia else _CUPY_CUDA if nvidia and not amd else f"{_CUPY_ROCM} or {_CUPY_CUDA}"
+    optional = "" if amd or nvidia else "only needed for GPUs: "
+    packages: list[tuple[str, str, tuple[str, ...], str]] = [
+        ("NumPy", "numpy", ("numpy",), "pip install numpy"),
+        ("ml_dtypes", "ml_dtypes", ("ml-dtypes",), "pip install ml_dtypes"),
+        ("cffi", "cffi", ("cffi",), "pip install cffi (the hipblaslt backend needs it)"),
+        ("platformdirs", "platformdirs", ("platformdirs",), "pip install platformdirs (stored tuning results need it)"),
+        ("filelock", "filelock", ("filelock",), "pip install filelock (stored tuning results need it)"),
+        ("CuPy", "cupy", ("cupy",), optional + gpu_extra),
+        ("Triton", "triton", ("triton", "pytorch-triton-rocm", "pytorch-triton", "triton-rocm"), optional + gpu_extra),
+        ("HIP Python", "hip", ("hip-python", "rocm-bindings"), f"{'' if amd else 'only needed for AMD GPUs: '}{_CUPY_ROCM}"),
+        ("cuda-core", "cuda", ("cuda-core",), f"{'' if nvidia else 'only needed for NVIDIA GPUs: '}{_CUPY_CUDA}"),
+        ("torch", "torch", ("torch",), "only needed for torch tensors: https://pytorch.org/get-started/locally says which wheel"),
+        ("JAX", "jax", ("jax",), "only needed for JAX arrays: pip install jax (CPU), 'jax[cuda13]', or AMD's jax-rocm7-plugin"),
+        ("matplotlib", "matplotlib", ("matplotlib",), "only needed for plots: pip install 'hipgroupgemm[bench]'"),
+    ]
+    for name, module, names, remedy in packages:
+        installed = _installed(machine, names)
+        if installed and (name in ("cuda-core",) or machine.find_module(module) is not None):
+            detail = ", ".join(one for one, _ in installed if one != names[0])
+            if len(installed) > 1 and name == "CuPy":
+                several = f"{detail}: several builds of CuPy overwrite each other"
+                yield Finding("Python", name, False, installed[0][1], several, "pip uninstall all of them, then " + gpu_extra)
+            else:
+                yield Finding("Python", name, True, installed[0][1], detail)
+        elif name == "HIP Python" and machine.find_module("rocm") is not None:
+            yield Finding("Python", name, True, "", "rocm.bindings")
+        else:
+            yield Finding("Python", name, False, "", "not installed", remedy)
+
+
+def _installed(machine: Machine, names: Sequence[str]) -> list[tuple[str, str]]:
+    if names == ("cupy",):
+        return sorted(
+            (one, version) for one, version in machine.distributions.items() if one == "cupy" or re.match(r"(amd-)?cupy(-|$)", one)
+        )
+    return [(name, machine.distributions[name]) for name in names if name in machine.distributions]
+
+
+# ---- backends --------------------------------------------------------------------------------------------------------------------
+
+
+def _backend_states(amd: bool, nvidia: bool) -> list[BackendState]:
+    from hipgroupgemm.backends import backend_names, get_backend
+    from hipgroupgemm.benchmark.algorithms import config_of
+    from hipgroupgemm.measure.workloads import CLASSES, MoEShape
+    from hipgroupgemm.operands.views import CPU, Device
+
+    shape = MoEShape(256, 128, 64, 4)
+    devices = [CPU, *([Device("rocm")] if amd else []), *([Device("cuda")] if nvidia else [])]
+    states = []
+    for device in devices:
+        config = config_of(CLASSES["fwd_wi"], shape, "float32" if device.kind == "cpu" else "bfloat16")
+        for name in backend_names():
+            states.append(BackendState(name, str(device), _refusal(get_backend, name, config, device)))
+    return states
+
+
+def _refusal(get_backend: Callable[[str], Any], name: str, config: Any, device: Device) -> str:
+    try:
+        return get_backend(name).can_handle(config, device) or ""
+    except Exception as error:  # a backend that can't even be asked is a finding, not the end of the report
+        return f"{type(error).__name__}: {error}"
+
+
+def print_report(report: Report) -> None:
+    """The report for a person. What to do stands on a line of its own that is never broken, so that commands can be copied."""
+    from rich.markup import escape
+
+    import hipgroupgemm
+    from hipgroupgemm.benchmark.command import stdout_console
+
+    console = stdout_console()
+
+    def say(line: str) -> None:  # a long line is the terminal's to wrap: that leaves it whole when it is copied
+        console.print(line, highlight=False, soft_wrap=True)
+
+    say(f"hipgroupgemm {hipgroupgemm.__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    width = max((len(finding.name) for finding in report.findings), default=0)
+    area = ""
+    for finding in report.findings:
+        if finding.area != area:
+            area = finding.area
+            say(f"\n[bold]{area}[/]")
+        optional = "only needed" in finding.remedy or "none is needed" in finding.remedy
+        state = "found" if finding.found else "absent" if optional else "missing"
+        style = "green" if finding.found else "dim" if optional else "yellow"
+        about = "  ".join(part for part in (finding.version, finding.detail) if part)
+        say(f"  [{style}]{state:<7}[/]  {escape(f'{finding.name:<{width}}  {about}'.rstrip())}")
+        if finding.remedy:
+            say(f"           {escape(finding.remedy)}")
+    say("\n[bold]Backends[/]")
+    for one in report.backends:
+        verdict = "runs" if not one.reason else f"does not run: {one.reason}"
+        say(escape(f"  {one.backend} on {one.device}: {verdict}"))
+    if report.store is not None:
+        say("\n[bold]Tuning store[/]")
+        say(escape(f"  {report.store.describe()}"))

@@ -1,0 +1,1 @@
+"""One way to measure and to check: inputs, poison, sizes, checks, timer, roofline, workloads, tolerances."""

@@ -1,0 +1,251 @@
+"""The group sizes that tuning runs with: the balanced seed or the user's own, and hostile ones that only verify.
+
+Random integers are never used: they mostly sum past the ragged extent, and a kernel tuned on them is tuned on nothing that a router does.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.measure.workloads import balanced_sizes
+from hipgroupgemm.problem.groups import scan
+from hipgroupgemm.tuning.report import SEED, USER
+
+__all__ = ["hostile_sizes", "origin_of", "per_batch", "seed_sizes", "size_class", "size_class_of", "size_samples"]
+
+Sizes = np.ndarray[Any, np.dtype[Any]]
+
+_INT32 = int(np.iinfo(np.int32).max)
+_BALANCED = 1.25
+_BORDERS = (1, 17, 127, 65, 3, 129, 31, 255)
+"""Sizes about the tiles' borders: one row, one more than a tile, one less than two."""
+
+
+def seed_sizes(config: GroupedGemmConfig) -> Sizes:
+    """The balanced partition of a config's rows: R // G rows a group, the remainder one each to the first groups.
+
+    `(group_total,)` int32 (int64 where they are larger), or `(batch, group_total)` where the config has sizes a batch
+    entry. Zeros in BATCH, whose sizes are never read.
+    """
+    if config.ragged_mode is RaggedDotMode.BATCH:
+        return np.zeros(_shape(config), np.int32)
+    rows, groups = config.ragged_extent, config.group_total
+    if groups == 0:
+        return np.zeros(_shape(config), np.int32)
+    if rows // groups >= _INT32:
+        wide: Sizes = np.full(_shape(config), rows // groups, np.int64) + (np.arange(groups) < rows % groups)
+        return wide
+    balanced: Sizes = np.broadcast_to(balanced_sizes(rows, groups), _shape(config)).copy()
+    return balanced
+
+
+def size_samples(group_sizes: Any, config: GroupedGemmConfig) -> list[Sizes]:
+    """The samples that a caller's group sizes are, validated; the balanced seed alone where there are none.
+
+    Args:
+        group_sizes: one sample or several (a list, or an array with one more axis in front): `(group_total,)`, or `(batch, group_total)`
+            where the config has sizes a batch entry; host or device, any integer type. None for the balanced seed.
+        config: what they are sizes of.
+
+    Raises:
+        TypeError: no integers, or shapes that do not fit.
+        ValueError: no sample at all, no row in any of them, a negative size, or sizes that sum past the ragged extent; the text says
+            which.
+    """
+    if group_sizes is None:
+        return [seed_sizes(config)]
+    wanted = _shape(config)
+    given = _host(group_sizes, "group_sizes")
+    parts = _parts(given, wanted)
+    if not parts:
+        raise ValueError("group_sizes: got no sample at all; leave it out to tune on balanced sizes")
+    samples = []
+    for index, part in enumerate(parts):
+        name = f"group_sizes[{index}]" if len(parts) > 1 else "group_sizes"
+        array = _integers(part, name)
+        if array.shape != wanted:
+            several = "" if len(parts) > 1 else ", or several of that shape"
+            raise TypeError(f"{name}: got shape {array.shape}, wanted {wanted}{several}: one size for each of the config's groups")
+        if config.ragged_mode is not RaggedDotMode.BATCH:
+            fault = scan(array, config.ragged_extent).fault
+            if fault is not None:
+                raise ValueError(f"{name}: {fault.describe(config.ragged_extent).partition(': ')[2]}")
+        samples.append(_narrow(array))
+    if config.ragged_mode is not RaggedDotMode.BATCH and not any(sample.any() for sample in samples):
+        raise ValueError("group_sizes: all groups are empty, there is nothing to time; leave it out to tune on balanced sizes")
+    return samples
+
+
+def origin_of(group_sizes: Any, named: Any = None) -> str:
+    """Where sizes come from, as `TuningReport.origin` says it; `named` is the distribution that they were drawn from, None for none.
+
+    Raises TypeError or ValueError for a name that is none, or that the sizes do not have.
+    """
+    if named is None:
+        return SEED if group_sizes is None else USER
+    if not isinstance(named, str):
+        raise TypeError(f"origin: got {type(named).__name__}, wanted the name of a distribution, or None for real sizes")
+    if not named.strip():
+        raise ValueError("origin: got an empty name, wanted that of a distribution, or None for real sizes")
+    if (named == SEED) != (group_sizes is None):
+        wanted = "without group_sizes only the balanced seed is tuned for" if group_sizes is None else f"{SEED!r} is for no group_sizes"
+        raise ValueError(f"origin={named!r}: {wanted}; leave it out")
+    return named
+
+
+def _narrow(array: np.ndarray[Any, Any]) -> Sizes:
+    """As int32 where the values fit, as routers give them; else as int64."""
+    wide = array.astype(np.int64)
+    fits = wide.size == 0 or (int(wide.min()) >= -_INT32 and int(wide.max()) <= _INT32)
+    return wide.astype(np.int32) if fits else wide
+
+
+def _shape(config: GroupedGemmConfig) -> tuple[int, ...]:
+    return (config.batch_count, config.group_total) if config.sizes_per_batch else (config.group_total,)
+
+
+def _parts(given: Any, wanted: tuple[int, ...]) -> list[Any]:
+    """One entry a sample."""
+    if isinstance(given, np.ndarray):
+        return list(given) if given.ndim == len(wanted) + 1 else [given]
+    depth = _depth(given)
+    return list(given) if depth > len(wanted) else [given]
+
+
+def _depth(value: Any) -> int:
+    """How many axes nested sequences of integers or arrays have."""
+    if isinstance(value, np.ndarray):
+        return value.ndim
+    if isinstance(value, (list, tuple)):
+        return 1 + max((_depth(part) for part in value), default=0)
+    return 0
+
+
+def _host(value: Any, name: str) -> Any:
+    """The caller's sizes on the host: arrays as NumPy arrays, lists of either as lists."""
+    if isinstance(value, (list, tuple)):
+        return [_host(part, f"{name}[{index}]") for index, part in enumerate(value)]
+    if isinstance(value, (int, np.integer, np.ndarray)):
+        return value
+    if isinstance(value, (str, bytes, float)) or not hasattr(value, "shape"):
+        raise TypeError(f"{name}: got {type(value).__name__}, wanted integers: one size a group")
+    return _from_device(value, name)
+
+
+def _from_device(value: Any, name: str) -> Any:
+    """Sizes that lie in another library's array, on the host; waits for a device."""
+    from hipgroupgemm.calls import host_array
+    from hipgroupgemm.operands import arrays
+
+    view = arrays.view_of(value, name)
+    if view.device.kind == "cpu":
+        return host_array(view).copy()
+    from hipgroupgemm.runtime import get_runtime
+
+    runtime = get_runtime(view.device.kind)
+    raw = np.empty(view.reach, np.uint8)
+    with runtime.use_device(view.device.index):
+        runtime.synchronize_device(view.device.index)
+        if raw.nbytes:
+            runtime.memcpy_async(raw.ctypes.data, view.pointer, raw.nbytes)
+            runtime.synchronize_stream()
+    return np.ndarray(view.shape, view.dtype, raw, 0, view.strides).copy() if raw.nbytes else np.empty(view.shape, view.dtype)
+
+
+def _integers(value: Any, name: str) -> np.ndarray[Any, Any]:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # nested lists of different lengths
+        raise TypeError(f"{name}: is no array ({error}); wanted one integer a group") from None
+    if array.size == 0 and not isinstance(value, np.ndarray):
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name}: got {array.dtype!s}, wanted an integer type")
+    return array
+
+
+def hostile_sizes(m: int, groups: int) -> dict[str, Sizes]:
+    """Group sizes, `(groups,)` int32 each (int64 where they are larger), that wrong kernels give themselves away with.
+
+    Args:
+        m: the ragged extent. groups: how many there are.
+
+    Returns:
+        By name:
+        "borders": all rows, in groups of one row, of one more than a tile and of one less than two, the rest in the last group;
+        "short": the same for five eighths of the rows, so that no group covers the tail;
+        "many_empty": about three of four groups empty, the first and the last among them, and the tail uncovered;
+        "all_empty"; "one_group": the middle group takes all rows.
+    """
+    short = min(5 * m // 8 | 1, max(m - 1, 0))
+    found = {"borders": _borders(m, groups), "short": _borders(short, groups)}
+    sparse = np.zeros(groups, np.int64)
+    some = np.arange(1, max(groups - 1, 2), 4) if groups > 1 else np.arange(groups)
+    if some.size:
+        sparse[some] = _borders(short, some.size)
+    found["many_empty"] = _narrow(sparse)
+    found["all_empty"] = np.zeros(groups, np.int32)
+    one = np.zeros(groups, np.int64)
+    if groups:
+        one[groups // 2] = m
+    found["one_group"] = _narrow(one)
+    return found
+
+
+def _borders(m: int, groups: int) -> Sizes:
+    """Uneven sizes that sum to m; every group has a row where there are enough."""
+    sizes = np.zeros(groups, np.int64)
+    if groups == 0:
+        return sizes.astype(np.int32)
+    left = m
+    for group in range(groups - 1):
+        behind = groups - 1 - group  # groups that want a row each
+        sizes[group] = min(_BORDERS[group % len(_BORDERS)], max(left - behind, min(left, 1)))
+        left -= sizes[group]
+    sizes[-1] = left
+    return _narrow(sizes)
+
+
+def per_batch(sizes: Sizes, config: GroupedGemmConfig) -> Sizes:
+    """Hostile sizes for a config: where it has sizes a batch entry, each entry's are turned on by one group more."""
+    if not config.sizes_per_batch:
+        return sizes
+    if config.batch_count == 0:
+        return np.zeros(_shape(config), np.int32)
+    return np.stack([np.roll(sizes, entry) for entry in range(config.batch_count)]).reshape(_shape(config))
+
+
+def size_class(sizes: Any, m: int) -> str:
+    """The class of a distribution: what a result that was tuned on one vector of group sizes holds for.
+
+    "balanced": no group has more than 1.25 times the mean and one row, and the sizes sum to `m`. "sparse": otherwise, and more than half
+    of the groups are empty. "skewed": all others.
+
+    Args:
+        sizes: `(g,)` host integers, or `(batch, g)`, which are classed by the entry that is least balanced ("sparse" before "skewed").
+        m: the ragged extent; 0 in BATCH, where sizes are never read and all is balanced.
+    """
+    array = np.asarray(sizes, np.int64)
+    if array.size == 0:
+        return "balanced"
+    if array.ndim > 1:
+        classes = {size_class(entry, m) for entry in array.reshape(-1, array.shape[-1])}
+        return next((name for name in ("sparse", "skewed") if name in classes), "balanced")
+    total = int(array.sum())
+    if m == 0:
+        return "balanced"
+    if total == m and int(array.max()) <= _BALANCED * total / array.size + 1:
+        return "balanced"
+    return "sparse" if 2 * int((array <= 0).sum()) > array.size else "skewed"
+
+
+def size_class_of(samples: Sequence[Any], m: int) -> str:
+    """The class of several samples: what most of them are; of equally many the less balanced one."""
+    counts = collections.Counter(size_class(sample, m) for sample in samples)
+    order = ("sparse", "skewed", "balanced")
+    return max(counts, key=lambda name: (counts[name], -order.index(name))) if counts else "balanced"

@@ -1,0 +1,399 @@
+"""The caller's arrays as pointers, shapes, strides, types, devices and streams; and results in the caller's own framework.
+
+NumPy, CuPy, torch, JAX and Numba arrays are taken, and any object with `__cuda_array_interface__` (CAI, version 2 or 3) or DLPack.
+No framework is imported that the caller has not imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hipgroupgemm.operands.dtypes import DTYPES, dtype_of
+from hipgroupgemm.operands.views import CPU, ArrayView, Device, packed_strides
+from hipgroupgemm.runtime.streams import normalize_stream, protocol_stream
+
+if TYPE_CHECKING:
+    from hipgroupgemm.operands.device_array import DeviceArray, set_allocator
+
+__all__ = [
+    "ANYWHERE",
+    "ArraySpec",
+    "ArrayView",
+    "Device",
+    "DeviceArray",
+    "as_array",
+    "common_device",
+    "current_stream",
+    "deliver",
+    "empty",
+    "set_allocator",
+    "view_of",
+    "written",
+]
+
+ANYWHERE = Device("any")
+"""The device of an array of no elements whose producer does not say where it is."""
+
+_FRAMEWORKS = ("numpy", "cupy", "torch", "jax", "numba")
+_WANTED = (
+    "an array: NumPy, CuPy, torch, JAX, Numba or any object with __cuda_array_interface__ or __dlpack__; "
+    "hipgroupgemm.as_array(obj, dtype=...) names a type that the object itself can't"
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("DeviceArray", "set_allocator"):
+        from hipgroupgemm.operands import device_array
+
+        return getattr(device_array, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def ArraySpec(shape: Sequence[int], dtype: Any, *, strides: Sequence[int] | None = None, device: Device | str = CPU) -> ArrayView:
+    """An array that does not exist: shape, dtype and strides for `config_for_ragged_dot`.
+
+    Args:
+        shape: extents.
+        dtype: element type, anything `numpy.dtype` takes, "bfloat16" and torch dtypes included.
+        strides: bytes; row-major if left out.
+        device: where it would lie. It counts as aligned to 16 bytes.
+    """
+    kind = dtype_of(dtype)
+    extents = tuple(int(extent) for extent in shape)
+    steps = packed_strides(extents, kind.itemsize) if strides is None else tuple(int(step) for step in strides)
+    if any(extent < 0 for extent in extents):
+        raise ValueError(f"shape={extents}: extents must not be negative")
+    if len(steps) != len(extents):
+        raise ValueError(f"strides={steps}: wanted {len(extents)} of them, one for each axis of shape {extents}")
+    return ArrayView(0, extents, steps, kind, Device.of(device), "numpy")
+
+
+def as_array(obj: Any, dtype: Any = None, *, name: str = "obj") -> ArrayView:
+    """`obj` as an array that every function of this package takes, its elements read as `dtype`.
+
+    For producers whose interface cannot name a type: CAI says "<V2" for bf16 and "<V1" for every fp8.
+
+    Args:
+        obj: any array that the package takes.
+        dtype: the element type; must have the item size that the object has. None keeps the object's own.
+        name: what errors call it.
+
+    Returns:
+        A view that keeps `obj` alive. It shares its memory; nothing is copied.
+
+    Raises:
+        TypeError: no array, or an item size other than dtype's.
+    """
+    view = obj if isinstance(obj, ArrayView) else _adapter(type(obj))(obj, name, None)
+    if dtype is not None:
+        wanted = dtype_of(dtype)
+        if wanted.itemsize != view.dtype.itemsize:
+            raise TypeError(f"dtype={wanted.name}: has {wanted.itemsize} bytes an element, {name} has {view.dtype.itemsize}")
+        view = ArrayView(
+            view.pointer, view.shape, view.strides, wanted, view.device, view.framework, view.stream, view.readonly, view.owner
+        )
+    elif view.dtype.kind == "V" and view.dtype.name not in DTYPES:
+        raise TypeError(f"{name}: its interface names no element type ({view.dtype.str}); use as_array(obj, dtype=...)")
+    return view
+
+
+def view_of(obj: Any, name: str, stream: int | None = None) -> ArrayView:
+    """`obj` as a view, checked: strides are multiples of the item size and none is negative.
+
+    Args:
+        obj: the caller's array.
+        name: the argument's name, for errors.
+        stream: the stream that will read it, where that is known: producers with stream rules order themselves before it.
+    """
+    view = obj if isinstance(obj, ArrayView) else _adapter(type(obj))(obj, name, stream)
+    itemsize = view.dtype.itemsize
+    if view.dtype.kind == "V" and view.dtype.name not in DTYPES:
+        raise TypeError(f"{name}: its interface names no element type ({view.dtype.str}); use as_array(obj, dtype=...)")
+    for axis, stride in enumerate(view.strides):
+        if (stride < 0 or stride % itemsize) and view.shape[axis] > 1 and 0 not in view.shape:
+            what = "is negative" if stride < 0 else f"is no multiple of the item size, {itemsize}"
+            raise ValueError(f"{name}: the stride of axis {axis} ({stride} bytes) {what}; pass a contiguous copy")
+    if any(stride < 0 or stride % itemsize for stride in view.strides):
+        # along axes of at most one element a stride says nothing
+        strides = tuple(0 if stride < 0 or stride % itemsize else stride for stride in view.strides)
+        view = ArrayView(view.pointer, view.shape, strides, view.dtype, view.device, view.framework, view.stream, view.readonly, view.owner)
+    return view
+
+
+# ---- the frameworks ----------------------------------------------------------------------------------------------------------
+
+_Adapter = Callable[[Any, str, "int | None"], ArrayView]
+_adapters: dict[type, _Adapter] = {}
+
+
+def _adapter(kind: type) -> _Adapter:
+    """How to view an object of this type; decided once a type."""
+    found = _adapters.get(kind)
+    if found is None:
+        found = _adapters[kind] = _choose_adapter(kind)
+    return found
+
+
+def _is_subclass(kind: type, framework: str, path: str) -> bool:
+    """Whether `kind` is a class of a framework, looked for only where the framework is imported already."""
+    found: Any = sys.modules.get(framework)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return isinstance(found, type) and issubclass(kind, found)
+
+
+def _choose_adapter(kind: type) -> _Adapter:
+    if issubclass(kind, np.ndarray):
+        return _numpy_view
+    if _is_subclass(kind, "torch", "Tensor"):
+        return _torch_view
+    if _is_subclass(kind, "cupy", "ndarray"):
+        return _cupy_view
+    if _is_subclass(kind, "jax", "core.Tracer"):
+        return _refuse_tracer
+    if _is_subclass(kind, "jax", "Array") or kind.__module__.partition(".")[0] == "jaxlib":
+        return _jax_view
+    if getattr(kind, "__module__", "") == "hipgroupgemm.operands.device_array":
+        return _own_view
+    return _interface_view
+
+
+def _own_view(obj: Any, name: str, stream: int | None) -> ArrayView:
+    del name, stream
+    view: ArrayView = obj.view()
+    return view
+
+
+def _interface_view(obj: Any, name: str, stream: int | None) -> ArrayView:
+    """Any object with CAI, or else DLPack; a class may have the attribute and an instance refuse it."""
+    interface = getattr(obj, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _cai_view(obj, interface, name)
+    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+        return _dlpack_view(obj, name, stream)
+    raise TypeError(f"{name}: got {type(obj).__name__}, wanted {_WANTED}")
+
+
+def _numpy_view(obj: Any, name: str, stream: int | None) -> ArrayView:
+    del stream
+    if isinstance(obj, np.ma.MaskedArray):
+        raise TypeError(f"{name}: got a masked array, whose mask would be lost; pass its .filled(value)")
+    return ArrayView(
+        obj.ctypes.data if obj.size else 0, obj.shape, obj.strides, obj.dtype, CPU, "numpy", None, not obj.flags.writeable, obj
+    )
+
+
+_torch_dtypes: dict[Any, np.dtype[Any]] = {}
+
+
+def _torch_dtype(dtype: Any, name: str) -> np.dtype[Any]:
+    if dtype not in _torch_dtypes:
+        text = str(dtype).removeprefix("torch.")
+        try:
+            _torch_dtypes[dtype] = DTYPES[text] if text in DTYPES else np.dtype(text)
+        except TypeError:
+            raise NotImplementedError(f"{name}: got {dtype}, wanted a floating type, one of {', '.join(DTYPES)}") from None
+    return _torch_dtypes[dtype]
+
+
+def _torch_view(obj: Any, name: str, stream: int | None) -> ArrayView:
+    del stream
+    torch: Any = sys.modules["torch"]
+    if obj.layout is not torch.strided:
+        raise TypeError(f"{name}: got a tensor of layout {obj.layout}, wanted torch.strided; pass its .to_dense()")
+    if obj.is_neg() or obj.is_conj():
+        raise TypeError(f"{name}: the tensor has a pending negation or conjugation; pass its .resolve_neg().resolve_conj()")
+    if obj.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"{name}: requires grad, but no gradient is recorded through this call; pass {name}.detach() or use torch.no_grad()"
+        )
+    kind = obj.device.type
+    if kind == "cpu":
+        device = CPU
+    elif kind == "cuda":
+        device = Device("rocm" if torch.version.hip else "cuda", obj.device.index)
+    else:
+        raise NotImplementedError(f"{name}: lies on torch device {obj.device}; wanted cpu or cuda (ROCm's devices are cuda in torch)")
+    dtype = _torch_dtype(obj.dtype, name)
+    size = dtype.itemsize
+    strides = tuple([stride * size for stride in obj.stride()])
+    return ArrayView(obj.data_ptr(), tuple(obj.shape), strides, dtype, device, "torch", None, False, obj)
+
+
+def _cupy_view(obj: Any, name: str, stream: int | None) -> ArrayView:
+    del name, stream
+    data = obj.data
+    return ArrayView(data.ptr, obj.shape, obj.strides, obj.dtype, Device(_cupy_kind(), data.device_id), "cupy", None, False, obj)
+
+
+def _cupy_kind() -> str:
+    global _cupy_is_hip
+    if _cupy_is_hip is None:
+        _cupy_is_hip = bool(sys.modules["cupy"].cuda.runtime.is_hip)
+    return "rocm" if _cupy_is_hip else "cuda"
+
+
+_cupy_is_hip: bool | None = None
+
+
+def _refuse_tracer(obj: Any, name: str, stream: int | None) -> ArrayView:
+    del stream
+    raise TypeError(
+        f"{name}: got a JAX tracer ({type(obj).__name__}), which has no data; call this outside jax.jit and other transformations, "
+        "or through jax.pure_callback"
+    )
+
+
+def _jax_view(obj: Any, name: str, stream: int | None) -> ArrayView:
+    if _is_subclass(type(obj), "jax", "core.Tracer"):
+        return _refuse_tracer(obj, name, stream)
+    devices = list(obj.devices())
+    if all(device.platform == "cpu" for device in devices):
+        host = np.asarray(obj)
+        return ArrayView(host.ctypes.data if host.size else 0, host.shape, host.strides, host.dtype, CPU, "jax", None, True, (obj, host))
+    if len(devices) > 1:
+        raise NotImplementedError(f"{name}: is spread over {len(devices)} devices; wanted an array on one of them")
+    view = _dlpack_view(obj, name, stream)
+    view.framework, view.readonly, view.owner = "jax", True, (obj, view.owner)
+    return view
+
+
+def _cai_view(obj: Any, interface: Any, name: str) -> ArrayView:
+    """Protocol: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html (versions 0 to 3)."""
+    try:
+        shape, (pointer, readonly) = tuple(int(n) for n in interface["shape"]), interface["data"]
+        dtype = np.dtype(interface["typestr"])
+        version, pointer = int(interface["version"]), int(pointer or 0)
+        given = interface.get("strides")
+        strides = packed_strides(shape, dtype.itemsize) if given is None else tuple(int(step) for step in given)
+        if len(strides) != len(shape) or min(shape, default=0) < 0:
+            raise ValueError(f"shape {shape} with strides {strides}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise TypeError(f"{name}: its __cuda_array_interface__ is malformed ({type(error).__name__}: {error})") from None
+    if version > 3:
+        raise NotImplementedError(f"{name}: __cuda_array_interface__ version {version}; wanted up to 3")
+    if interface.get("mask") is not None:
+        raise NotImplementedError(f"{name}: is masked, and its mask would be lost; pass it unmasked")
+    produced_on = interface.get("stream") if version >= 3 else None
+    if produced_on == 0:
+        raise ValueError(f"{name}: __cuda_array_interface__ stream 0 is ambiguous; the producer should say 1 (legacy) or 2 (per thread)")
+    if pointer:
+        from hipgroupgemm import runtime
+
+        device = Device(*runtime.device_of_pointer(pointer))
+    elif 0 in shape:
+        device = ANYWHERE
+    else:
+        raise ValueError(f"{name}: its pointer is 0, though it has elements, shape {shape}")
+    framework = "numba" if type(obj).__module__.partition(".")[0] == "numba" else ""
+    return ArrayView(pointer, shape, strides, dtype, device, framework, produced_on, bool(readonly), obj)
+
+
+def _dlpack_view(obj: Any, name: str, stream: int | None) -> ArrayView:
+    from hipgroupgemm.operands import dlpack
+
+    device = dlpack.device_of(obj, name)
+    arguments: dict[str, Any] = {}
+    if device.kind != "cpu":
+        arguments["stream"] = protocol_stream(device.kind, stream or 0)
+    try:
+        capsule = obj.__dlpack__(max_version=(1, 0), **arguments)
+    except TypeError:  # a producer from before DLPack 1.0
+        capsule = obj.__dlpack__(**arguments)
+    view = dlpack.import_capsule(capsule, name)
+    view.owner = (obj, capsule)
+    return view
+
+
+# ---- devices and streams -----------------------------------------------------------------------------------------------------
+
+
+def common_device(views: Sequence[tuple[str, ArrayView]]) -> Device:
+    """The one device of all views; raises ValueError naming both where two differ."""
+    found: tuple[str, Device] | None = None
+    for name, view in views:
+        if view.device == ANYWHERE:
+            continue
+        if found is None:
+            found = (name, view.device)
+        elif view.device != found[1]:
+            raise ValueError(f"{name} is on {view.device}, but {found[0]} is on {found[1]}; move one of them")
+    return found[1] if found else CPU
+
+
+def current_stream(framework: str, device: Device) -> int:
+    """The stream (device handle) on which the framework's next operation would run; 0, the default, where it has no such notion."""
+    if device.kind == "cpu":
+        return 0
+    if framework == "cupy":
+        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    if framework == "torch":
+        return int(sys.modules["torch"].cuda.current_stream(device.index).cuda_stream)
+    return 0
+
+
+def producer_stream(view: ArrayView) -> int | None:
+    """The stream that a view's contents are produced on, or None where its producer has ordered itself already."""
+    if view.device.kind not in ("cuda", "rocm"):
+        return None
+    stream = current_stream(view.framework, view.device) if view.framework in ("cupy", "torch") else view.stream
+    return None if stream is None else normalize_stream(view.device.kind, stream)
+
+
+# ---- results -----------------------------------------------------------------------------------------------------------------
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: ArrayView, device: Device, stream: int) -> tuple[Any, ArrayView]:
+    """An uninitialised array of the framework of `like`, and its view.
+
+    The memory is the framework's own (NumPy, CuPy, torch); JAX on a GPU, Numba and unknown producers get a `DeviceArray` here,
+    which `deliver` turns into what they use.
+    """
+    if like.framework == "torch":
+        torch: Any = sys.modules["torch"]
+        where = "cpu" if device.kind == "cpu" else f"cuda:{device.index}"
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype.name), device=where)
+        return tensor, _torch_view(tensor, "out", None)
+    if device.kind == "cpu":
+        host = np.empty(shape, dtype)
+        return host, _numpy_view(host, "out", None)
+    if like.framework == "cupy":
+        cupy: Any = sys.modules["cupy"]
+        with cupy.cuda.Device(device.index):
+            array = cupy.empty(shape, dtype)
+        return array, _cupy_view(array, "out", None)
+    from hipgroupgemm.operands.device_array import DeviceArray
+
+    made = DeviceArray.empty(shape, dtype, device, stream)
+    return made, made.view()
+
+
+def written(out: Any, view: ArrayView) -> Any:
+    """The caller's out, once it has been written: torch is told, so that autograd refuses a backward that needed what was there."""
+    if view.framework == "torch" and isinstance(view.owner, sys.modules["torch"].Tensor):
+        tensor_written(view.owner)
+    return out
+
+
+def tensor_written(tensor: Any) -> None:
+    """Tells torch that a tensor has been written."""
+    if not tensor.is_inference():
+        increment_version = getattr(sys.modules["torch"].autograd.graph, "increment_version", None)  # torch 2.1 and newer
+        if increment_version is not None:
+            increment_version(tensor)
+
+
+def deliver(result: Any, like: ArrayView, device: Device) -> Any:
+    """What `empty` made, as the caller gets it."""
+    if like.framework == "jax":
+        jax: Any = sys.modules["jax"]
+        if device.kind == "cpu":
+            return jax.device_put(result, next(iter(like.owner[0].devices())))
+        return jax.dlpack.from_dlpack(result)
+    if like.framework == "numba" and device.kind != "cpu":
+        return sys.modules["numba"].cuda.as_cuda_array(result)
+    return result

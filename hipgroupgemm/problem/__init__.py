@@ -1,0 +1,1 @@
+"""From operands and JAX's dimension numbers to a config."""

@@ -1,0 +1,1 @@
+"""The tuning store: records, lookup and the file."""

@@ -1,0 +1,126 @@
+"""What a tuning result holds for: the kind of device, and the versions that decide what an algorithm is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import platform
+import re
+from typing import Any
+
+from hipgroupgemm.backends import backend_kinds, get_backend
+from hipgroupgemm.backends.base import versions_of
+from hipgroupgemm.operands.views import CPU, Device
+from hipgroupgemm.runtime.process import available_cores
+
+__all__ = ["DeviceKind", "device_kind", "device_name", "identity", "versions_here"]
+
+_log = logging.getLogger("hipgroupgemm.tuning")
+_LONGEST, _MOST_UNITS = 64, 1 << 20
+_TARGET = re.compile(rf"[ -~]{{1,{_LONGEST}}}")
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceKind:
+    """Devices that are alike for a tuning result: it holds on all that have one target and as many compute units.
+
+    Attributes:
+        kind: "cuda", "rocm" or "cpu".
+        target: compute capability as "sm_90", the gfx target as "gfx942", or the CPU's architecture as "x86_64".
+        compute_units: SMs, CUs (a partition of an accelerator has fewer), or the cores that this process may use.
+
+    Raises ValueError for what no device has: files are named by these.
+    """
+
+    kind: str
+    target: str
+    compute_units: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("cuda", "rocm", "cpu"):
+            raise ValueError(f"kind={self.kind!r}: must be cuda, rocm or cpu")
+        if not isinstance(self.target, str) or not _TARGET.fullmatch(self.target):
+            raise ValueError(f"target={self.target!r}: must be 1 to {_LONGEST} printable ASCII characters, such as gfx942 or sm_90")
+        if type(self.compute_units) is not int or not 0 < self.compute_units <= _MOST_UNITS:
+            raise ValueError(f"compute_units={self.compute_units!r}: must be an integer from 1 to {_MOST_UNITS}")
+
+    def __str__(self) -> str:
+        unit = {"cuda": "SMs", "rocm": "CUs"}.get(self.kind, "cores")
+        return f"{self.kind} {self.target}, {self.compute_units} {unit}"
+
+
+@functools.lru_cache(64)
+def device_kind(device: Device) -> DeviceKind:
+    """The kind of a device, asked once. Raises RuntimeError or ValueError where a GPU can't be asked or is not there."""
+    if device.kind == "cpu":
+        return DeviceKind("cpu", platform.machine() or "unknown", available_cores())
+    from hipgroupgemm.runtime import get_runtime
+
+    info = get_runtime(device.kind).device_info(device.index)
+    return DeviceKind(device.kind, info.architecture, info.multiprocessors)
+
+
+@functools.lru_cache(64)
+def device_name(device: Device) -> str:
+    """The product's name, such as "NVIDIA H200", asked once. Raises as `device_kind`."""
+    if device.kind == "cpu":
+        from hipgroupgemm.measure.environment import cpu_model
+
+        return cpu_model()
+    from hipgroupgemm.runtime import get_runtime
+
+    return get_runtime(device.kind).device_name(device.index)
+
+
+def identity(device: Device) -> dict[str, Any]:
+    """What results on `device` hold for, as plain data that JSON can carry.
+
+    "kind", "target", "compute_units": see `DeviceKind`. "name": the product's. "versions": of this package and of what its backends for
+    that kind of device run on, by name; hipBLASLt's has its git revision. "backends": for each of these backends, the names of the
+    versions that decide its algorithms: a new Triton says nothing about a hipBLASLt kernel.
+
+    The device is asked once, the versions are read anew. Raises RuntimeError or ValueError where a GPU can't be asked or is not there.
+    """
+    kind = device_kind(device)
+    versions: dict[str, str] = {}
+    backends: dict[str, list[str]] = {}
+    for name, kinds in backend_kinds().items():
+        if device.kind not in kinds:
+            continue
+        try:
+            own = versions_of(get_backend(name), device)
+        except Exception as error:  # a backend that lacks its library, or was unregistered just now, has no results either
+            _log.debug("versions of backend %s on %s: %s", name, device, error)
+            continue
+        versions.update(own)
+        backends[name] = list(own)
+    return {**dataclasses.asdict(kind), "name": device_name(device), "versions": versions, "backends": backends}
+
+
+def versions_here(kind: DeviceKind, backend: str) -> dict[str, str] | None:
+    """What a backend's results depend on for a kind of device on this machine; None where the device, the backend or its library is not
+    here, so that nothing can be said of results for it.
+    """
+    device = _device_of(kind)
+    if device is None:
+        return None
+    try:
+        return versions_of(get_backend(backend), device)
+    except Exception as error:  # the backend's library is missing or fails
+        _log.debug("versions of backend %s on %s: %s", backend, device, error)
+        return None
+
+
+def _device_of(kind: DeviceKind) -> Device | None:
+    """A device of that kind, if this machine has one."""
+    devices = [CPU]
+    if kind.kind != "cpu":
+        from hipgroupgemm.runtime import get_runtime
+
+        try:
+            devices = [Device(kind.kind, index) for index in range(get_runtime(kind.kind).device_count())]
+        except RuntimeError as error:
+            _log.debug("%s: %s", kind, error)
+            return None
+    return next((device for device in devices if device_kind(device) == kind), None)
