@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from hipgroupgemm.backends import backend_names, get_backend, select_backend
-from hipgroupgemm.backends.base import MatmulAlgorithm, find_algorithm, versions_of
+from hipgroupgemm.backends.base import MatmulAlgorithm, versions_of
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.store.identity import device_name
@@ -88,7 +88,7 @@ class Query:
                     f"or name backend={found.backend!r}"
                 )
                 return None
-            here = find_algorithm(get_backend(found.backend), self.key, self.device, found.name, found.index)
+            here = get_backend(found.backend).find_algorithm(self.key, self.device, found.name, found.index)
             if here is not None:
                 return dataclasses.replace(here, time=found.time, verdict="ok")
             reason = f"there is no algorithm {found.name!r} with index {found.index} now"
