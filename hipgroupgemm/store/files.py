@@ -161,7 +161,9 @@ class StoreFile:
                 return results != held
         except (OSError, ValueError, NotImplementedError, ImportError) as error:  # filelock's Timeout is an OSError
             why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            remedy = "pip install filelock" if isinstance(error, ImportError) else "set HIPGROUPGEMM_TUNING_STORE to another directory, or off"
+            remedy = (
+                "pip install filelock" if isinstance(error, ImportError) else "set HIPGROUPGEMM_TUNING_STORE to another directory, or off"
+            )
             raise StoreWriteError(f"{self.path}: can't be written ({why}); {remedy}") from error
 
 

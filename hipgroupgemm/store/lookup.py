@@ -57,7 +57,10 @@ class Query:
             if answer is not None:
                 return dataclasses.replace(result, algorithms=(answer,))
         if not fitting:
-            of, which = f" of backend {self.backend}" if self.backend else "", " with a deterministic algorithm" if self.deterministic else ""
+            of, which = (
+                f" of backend {self.backend}" if self.backend else "",
+                " with a deterministic algorithm" if self.deterministic else "",
+            )
             self.reasons.append(f"nothing is stored for this config{of}{which}")
         refusing = sorted(name for name in fitting if self.versions(name) is None)
         if refusing:

@@ -182,7 +182,9 @@ class TuningStore:
 
         A store that is off takes nothing; one that can't be written costs one warning.
         """
-        return self._tried(result.device, config_id(result.config), lambda held: [*(one for one in held if one.slot != result.slot), result])
+        return self._tried(
+            result.device, config_id(result.config), lambda held: [*(one for one in held if one.slot != result.slot), result]
+        )
 
     def strike(
         self, key: GroupedGemmConfig, device: DeviceKind, wrong: Collection[MatmulAlgorithm], versions: Mapping[str, Mapping[str, str]]
@@ -274,9 +276,7 @@ def default_store() -> TuningStore:
     return known[1]
 
 
-def lookup_for_plan(
-    key: GroupedGemmConfig, device: Device, backend: str | None, deterministic: bool
-) -> tuple[MatmulAlgorithm | None, str]:
+def lookup_for_plan(key: GroupedGemmConfig, device: Device, backend: str | None, deterministic: bool) -> tuple[MatmulAlgorithm | None, str]:
     """What a plan begins with: the algorithm that tuning has stored and where it comes from, or None and why. Raises nothing."""
     why: list[str] = []
     found = default_store().lookup(key, device, backend=backend, deterministic=deterministic, why_not=why.append)
