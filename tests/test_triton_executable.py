@@ -102,7 +102,7 @@ def config_of(mode, rows=64, groups=6, **kwargs):
 def call(config, dtype="int32", step=None, device=CUDA, ends=False, offset=0, at=SIZES, out=3 << 20):
     dtype = np.dtype(dtype)
     view = ArrayView(at, (config.group_total,), (step or dtype.itemsize,), dtype, device, "")
-    return Arguments(config, 1 << 20, 2 << 20, out, 0, 0, view, ends, offset, "zero", "none", 0)
+    return Arguments(config, {"lhs": 1 << 20, "rhs": 2 << 20, "out": out}, view, ends, offset, "zero", "none", 0)
 
 
 def make(runtime, config):

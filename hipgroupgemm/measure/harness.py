@@ -17,7 +17,7 @@ import numpy as np
 
 from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.benchmark.judge import CheckResult
-from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.check import Findings, Problem, Sample, check_result_of, draw_sample, problem_of
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.operands.dtypes import DTYPES
@@ -92,7 +92,7 @@ def layouts_of(config: GroupedGemmConfig) -> dict[str, Layout]:
     }
     if config.beta:
         found["c"] = Layout(out_shape, config.c_strides, DTYPES[config.type_c], config.c_alignment)
-    if config.epilogue is Epilogue.BIAS:
+    if config.epilogue.bias:
         strides = (config.bias_group_stride, 0, 0, config.bias_inner_stride)
         dtype = DTYPES[config.type_d]
         found["bias"] = Layout((config.group_count, 1, 1, config.n), strides, dtype, min(dtype.itemsize, 16))
@@ -200,7 +200,8 @@ class Harness(abc.ABC):
         """
         o, config = operands, operands.config
         config = with_scalars(config, config.alpha if alpha is None else float(alpha), config.beta if beta is None else float(beta))
-        return Arguments(config, o.lhs, o.rhs, o.out, o.c, o.bias, sizes, ends, group_offset, tail, "none", self.stream)
+        pointers = {"lhs": o.lhs, "rhs": o.rhs, "out": o.out, "c": o.c, "bias": o.bias}
+        return Arguments(config, pointers, sizes, ends, group_offset, tail, "none", self.stream)
 
     @abc.abstractmethod
     def rewrite(self, view: ArrayView, values: Any) -> None:

@@ -284,7 +284,7 @@ def run(stage: Stage, size_set: SizeSet, executable: Executable, fill: int | Non
     )
     if one.in_place and operands.c:
         bench.copy_bytes(operands.out, operands.c, operands.layouts["c"].reach)
-        arguments.c = operands.out
+        arguments.pointers["c"] = operands.out
     bench.synchronize()
     stage.note("run")
     executable.execute(arguments)

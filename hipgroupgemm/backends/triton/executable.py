@@ -171,8 +171,8 @@ class TritonExecutable(Executable):
             base = self._scratch.pointer(capture)
             if a is not self._again or base != self._scratch_at:
                 self._look_at(a, base, capture)
-            elif a.out != self._again_out:
-                self._bind_out(a.out)
+            elif a.pointers["out"] != self._again_out:
+                self._bind_out(a.pointers["out"])
             if self._has_scan and not self._scanning:
                 self._scan.run()
             if self._runs:
@@ -189,10 +189,10 @@ class TritonExecutable(Executable):
             pointer = self._host.copy(sizes, base + self._sizes)
         offset = a.group_offset if isinstance(a.group_offset, int) else a.group_offset.pointer
         workspace = 0 if a.workspace is None else a.workspace.pointer
-        call = (a.lhs, a.rhs, a.out, a.c, a.bias, pointer, sizes.strides, sizes.dtype, a.ends, offset, a.tail, base, workspace)
+        call = (*a.pointers.values(), pointer, sizes.strides, sizes.dtype, a.ends, offset, a.tail, base, workspace)
         if a.config is not self._bound or call != self._last:
             self._bind(a, call, base, pointer, capture)
-        self._again, self._again_out = (None, 0) if on_host else (a, a.out)
+        self._again, self._again_out = (None, 0) if on_host else (a, a.pointers["out"])
 
     def _bind_out(self, out: int) -> None:
         """The same call as before, but for out."""
@@ -315,11 +315,11 @@ class TritonExecutable(Executable):
             self._parameters[self._index[name]] = value
 
     def _bind_operands(self, a: Arguments, base: int) -> None:
-        parameters, index = self._parameters, self._index
+        parameters, index, at = self._parameters, self._index, a.pointers
         if self._descriptors is not None:
-            self._descriptors.point(a.config, {"lhs": a.lhs or base, "rhs": a.rhs or base, "out": a.out})
+            self._descriptors.point(a.config, {"lhs": at["lhs"] or base, "rhs": at["rhs"] or base, "out": at["out"]})
         parts = base + self._parts if a.workspace is None else a.workspace.pointer
-        addresses = {"lhs": a.lhs, "rhs": a.rhs, "out": a.out, "out_pointer": a.out, "c": a.c, "bias": a.bias, "parts": parts}
+        addresses = {**at, "out_pointer": at["out"], "parts": parts}
         addresses.update(starts=base + self._starts, ends=base + self._ends)
         if not self._slabs:
             addresses.update(tiles=base + self._tiles, tile_count=base + self._tile_count, cover=base + self._cover)
