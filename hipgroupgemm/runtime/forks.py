@@ -23,7 +23,7 @@ def new_lock() -> threading.Lock:
     return lock
 
 
-def new_rlock() -> threading._RLock:
+def new_rlock() -> threading.RLock:
     """A ``threading.RLock`` that is free in a forked child."""
     lock = threading.RLock()
     _locks.add(lock)
