@@ -11,7 +11,7 @@ from typing import Any
 from hipgroupgemm.store.files import warn_once
 from hipgroupgemm.store.identity import DeviceKind
 from hipgroupgemm.store.records import StoredResult
-from hipgroupgemm.store.store import default_store
+from hipgroupgemm.store.store import TuningStore, default_store
 from hipgroupgemm.tuning.report import TuningReport, TuningRow, best_row
 
 __all__ = ["keep", "stored_result"]
@@ -28,10 +28,10 @@ def stored_result(report: TuningReport) -> StoredResult | None:
 
     backends = dict.fromkeys(row.algorithm.backend for row in right)
     choices = [best(backend, deterministic) for backend in (None, *backends) for deterministic in (False, True)]
-    winner, *others = list(dict.fromkeys(row for row in choices if row is not None)) or [None]
-    if winner is None:
+    kept = list(dict.fromkeys(row for row in choices if row is not None))
+    if not kept:
         return None
-    others.sort(key=lambda row: row.median_ms or 0.0)
+    kept[1:] = sorted(kept[1:], key=lambda row: row.median_ms or 0.0)
     tuned = datetime.datetime.fromisoformat(report.started.replace("Z", "+00:00"))  # Python 3.10 does not know Z
     return StoredResult(
         config=report.config.key(),
@@ -39,7 +39,7 @@ def stored_result(report: TuningReport) -> StoredResult | None:
         device_name=report.identity["name"],
         size_class=report.size_class,
         origin=report.origin,
-        algorithms=tuple(row.algorithm for row in (winner, *others)),
+        algorithms=tuple(row.algorithm for row in kept),
         versions=_versions(report),
         tuned=tuned if tuned.tzinfo is not None else tuned.replace(tzinfo=datetime.timezone.utc),
         sizes=_summary(report),
@@ -47,13 +47,13 @@ def stored_result(report: TuningReport) -> StoredResult | None:
     )
 
 
-def keep(report: TuningReport) -> bool:
-    """Stores a report's winners, and strikes what it found wrong. Whether the store holds something of it now.
+def keep(report: TuningReport, store: TuningStore | None = None) -> bool:
+    """Stores a report's winners, and strikes what it found wrong, in the environment's store or a given one. Whether it holds them now.
 
     An error, whatever it is, costs one warning: whoever tuned gets what was found all the same.
     """
     try:
-        store, result = default_store(), stored_result(report)
+        store, result = store or default_store(), stored_result(report)
         wrong = [row.algorithm for row in report.rows if row.verdict in _WRONG]
         if wrong:
             kind = DeviceKind(report.identity["kind"], report.identity["target"], report.identity["compute_units"])
