@@ -88,7 +88,7 @@ class Record(msgspec.Struct, dict=True):
         return f"{self.identity.get('kind')}: {self.identity.get('name') or self.identity.get('target')}"
 
 
-class Header(msgspec.Struct):
+class Header(msgspec.Struct, kw_only=True, tag_field="format", tag=FORMAT):
     """A file's first line.
 
     Attributes:
@@ -96,13 +96,12 @@ class Header(msgspec.Struct):
         machine: processor, cores, system, commit. started: ISO 8601, UTC.
     """
 
+    version: int = VERSION
     request: SweepRequest
     devices: dict[str, dict[str, Any]]
     jobs: int
     machine: dict[str, Any]
     started: str
-    format: str = FORMAT
-    version: int = VERSION
 
 
 class Sweep(msgspec.Struct):

@@ -184,7 +184,7 @@ class _Run:
                 self.waiting[kind].append(job)
         self._check_names()
         if old is None and path is not None:
-            header = Header(self.request, here, len(self.jobs), _machine(), _now())
+            header = Header(request=self.request, devices=here, jobs=len(self.jobs), machine=_machine(), started=_now())
             self.file = SweepFile(path, header, overwrite=self.outputs.overwrite)
         if old is not None:
             torn = "; it ended in the middle of another, which is run again" if old.torn else ""
