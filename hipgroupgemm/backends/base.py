@@ -9,7 +9,7 @@ from typing import Any
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.views import ArrayView, Device
-from hipgroupgemm.problem.groups import GroupFault
+from hipgroupgemm.problem.groups import GroupBounds, GroupFault
 from hipgroupgemm.version import __version__
 
 __all__ = ["AlgorithmLimits", "Arguments", "Backend", "Device", "Executable", "MatmulAlgorithm", "versions_of"]
@@ -68,6 +68,7 @@ class Arguments:
         check: "none" or "sync".
         stream: device handle of the stream.
         workspace: the caller's own workspace, or None.
+        bounds: of all groups, where the sizes are on the host and have been scanned already.
     """
 
     config: GroupedGemmConfig
@@ -79,6 +80,7 @@ class Arguments:
     check: str
     stream: int
     workspace: ArrayView | None = None
+    bounds: GroupBounds | None = None
 
     def host_group_offset(self) -> int:
         """The group offset where it is known on the host; raises RuntimeError where it lies on a device."""

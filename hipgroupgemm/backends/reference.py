@@ -6,7 +6,6 @@ float32, the result is rounded once. `compute` is the operation itself on NumPy 
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
@@ -14,24 +13,12 @@ import numpy as np
 from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Backend, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.dtypes import DTYPES
+from hipgroupgemm.operands.views import host_array, numpy_view
 from hipgroupgemm.problem.groups import GroupBounds, scan, select_groups
 
 __all__ = ["ReferenceBackend", "compute", "numpy_view"]
 
 Array = np.ndarray[Any, Any]
-
-
-def numpy_view(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """A NumPy array over host memory that somebody else keeps alive; strides in bytes, none negative.
-
-    Works for every dtype (NumPy's own DLPack import takes neither bf16 nor fp8). An array of no elements has memory of its own.
-    """
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    reach = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + dtype.itemsize
-    memory: Any = (ctypes.c_char * reach).from_address(pointer)
-    view: Array = np.ndarray(shape, dtype, memory, 0, strides)
-    return view
 
 
 def widen(values: Array, dtype: np.dtype[Any]) -> Array:
@@ -304,9 +291,10 @@ def run_config(config: GroupedGemmConfig, arguments: Arguments) -> None:
         bias = view(arguments.pointers["bias"], config.type_d, (groups, config.n), (config.bias_group_stride, config.bias_inner_stride))
     bounds = None
     if mode is not RaggedDotMode.BATCH:
-        sizes = arguments.group_sizes
-        host = numpy_view(sizes.pointer, sizes.shape, sizes.strides, sizes.dtype)
-        bounds = select_groups(scan(host, config.ragged_extent, ends=arguments.ends), arguments.host_group_offset(), groups)
+        bounds = arguments.bounds
+        if bounds is None:
+            bounds = scan(host_array(arguments.group_sizes), config.ragged_extent, ends=arguments.ends)
+        bounds = select_groups(bounds, arguments.host_group_offset(), groups)
     compute(
         mode,
         lhs,
