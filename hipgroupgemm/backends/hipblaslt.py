@@ -13,13 +13,16 @@ from typing import Any
 
 from hipgroupgemm import native
 from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Backend, Device, Executable, MatmulAlgorithm
-from hipgroupgemm.backends.device_kernels import DeviceKernels, PinnedRing
+from hipgroupgemm.backends.device_kernels import DeviceKernels
 from hipgroupgemm.backends.hipblaslt_terms import COMPUTE, TYPES, Refused, Terms, patch_record, terms_of
+from hipgroupgemm.backends.reference import numpy_view
 from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, RAGGED_N, RECORD_BYTES, ScanArguments, fault_from_bytes
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.operands.views import ArrayView, packed_strides
 from hipgroupgemm.problem.groups import GroupFault
 from hipgroupgemm.runtime import RuntimeUnavailable, get_runtime
-from hipgroupgemm.runtime.scratch import Scratch, pack_sections
+from hipgroupgemm.runtime.pinned import PinnedRing
+from hipgroupgemm.runtime.scratch import ScratchMemory, pack_sections
 
 __all__ = ["HipblasltBackend"]
 
@@ -218,7 +221,7 @@ class _Slot:
     """Scratch and a GroupedGemm that use each other: one for plain executes, one for every graph capture."""
 
     gemm: native.GroupedGemm | None
-    scratch: Scratch
+    scratch: ScratchMemory
     base: int
     template: bytes
     workspace: int
@@ -249,13 +252,13 @@ class _HipblasltExecutable(Executable):
         self._spare: list[_Slot] = []  # ready for captures to come
         self._captured: list[_Slot] = []
         with self.runtime.use_device(device.index):
-            self._slot = self._make_slot()
+            self._slot = self._make_slot(graph=False)
 
     # ---- slots -------------------------------------------------------------------------------------------------------------
 
-    def _make_slot(self) -> _Slot:
-        scratch = Scratch(self.runtime, self.device.index, self.stream, preserve=FAULT_BYTES)
-        base = scratch.pointer(self.scratch_size)
+    def _make_slot(self, *, graph: bool) -> _Slot:
+        scratch = ScratchMemory(self.runtime, self.device.index, self.stream, self.scratch_size, graph=graph)
+        base = scratch.address
         gemm, template, workspace = None, bytes(RECORD_BYTES), base + self.offsets[6]
         if self.algorithm.index != NO_PRODUCT.index:
             handle = _handles.acquire(self.device.index, self.stream)
@@ -275,7 +278,7 @@ class _HipblasltExecutable(Executable):
         """Also readies one graph capture: what a capture uses cannot be made while it runs."""
         if not self._spare:
             with self.runtime.use_device(self.device.index):
-                self._spare.append(self._make_slot())
+                self._spare.append(self._make_slot(graph=True))
 
     def _slot_for(self, capture: int) -> _Slot:
         if not capture:
@@ -321,7 +324,7 @@ class _HipblasltExecutable(Executable):
         """Fills in the kernels' argument; returns the call's terms."""
         config, packed, at = arguments.config, self.packed, self.offsets
         base = slot.base
-        sizes = self._device_sizes(slot, arguments)
+        arguments, sizes = self._with_device_sizes(slot, arguments)
         terms = terms_of(config)
         packed.set_scan(
             config,
@@ -348,16 +351,16 @@ class _HipblasltExecutable(Executable):
         packed.set_record(patch_record(slot.template, terms, product=product))
         return terms
 
-    def _device_sizes(self, slot: _Slot, arguments: Arguments) -> int:
-        """The address of the sizes on the device; those on the host go through pinned memory, packed."""
-        view = arguments.group_sizes
+    def _with_device_sizes(self, slot: _Slot, arguments: Arguments) -> tuple[Arguments, int]:
+        """The call with its sizes on the device, and their address; those on the host go through pinned memory, packed."""
+        view, address = arguments.group_sizes, slot.base + self.offsets[4]
         if arguments.config.ragged_mode is RaggedDotMode.BATCH:
-            return slot.base + self.offsets[4]
+            return arguments, address
         if view.device.kind != "cpu":
-            return view.pointer
-        address = slot.base + self.offsets[4]
-        arguments.group_sizes = self.staging.copy(view, address, arguments.stream)
-        return address
+            return arguments, view.pointer
+        self.staging.put(numpy_view(view.pointer, view.shape, view.strides, view.dtype), address, arguments.stream)
+        there = ArrayView(address, view.shape, packed_strides(view.shape, view.dtype.itemsize), view.dtype, self.device, view.framework)
+        return dataclasses.replace(arguments, group_sizes=there), address
 
     def _empty_all_groups(self, slot: _Slot) -> None:
         """For alpha = 0 in CONTRACTING: every slab is beta * c, so every group is made empty once the sizes have been checked."""
