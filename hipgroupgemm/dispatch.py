@@ -8,6 +8,7 @@ other, or with a stream, a workspace or a check of their own, are parsed each ti
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -27,10 +28,10 @@ from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
 from hipgroupgemm.problem.parse import ARRAYS, Call, parse
 from hipgroupgemm.runtime import get_runtime
 
-__all__ = ["CallCache", "Plan", "PlanCache", "PreparedCall", "run"]
+__all__ = ["CallCache", "Plan", "PlanCache", "PreparedCall", "run", "take_output"]
 
 _MOST_CALLS = 512
-_NO_CHECKS = (("stream", None), ("workspace", None), ("check", "none"))
+ticks = itertools.count(1)
 _PLAIN = (str, int, float, bool, type, type(None), np.dtype, RaggedDotDimensionNumbers)
 _SCALARS = (float, int, type(None))
 
@@ -41,16 +42,15 @@ class Plan(Protocol):
     def launch(self, arguments: Arguments) -> bool:
         """Runs arguments that are checked; false where the plan is closed."""
 
-    def close(self) -> None:
-        """Frees what it holds, once no call uses it."""
+    def retire(self) -> None:
+        """Closes it as soon as no call uses it; does not wait."""
 
     @property
     def captured(self) -> bool:
         """Whether a graph capture used it."""
 
-    @property
-    def last_use(self) -> int:
-        """Grows with each launch."""
+    last_use: int
+    """`ticks` at the latest use."""
 
 
 class PreparedCall:
@@ -83,7 +83,9 @@ class PreparedCall:
         """Makes the call with operands at these addresses; `_CLOSED` where the plan has been closed meanwhile."""
         call, result = self._call, out
         if out is None:
-            result, pointers["out"] = arrays.empty(self.problem.axes.out_shape, self.problem.out_dtype, self._like, call.device, call.stream)
+            result, pointers["out"] = arrays.empty(
+                self.problem.axes.out_shape, self.problem.out_dtype, self._like, call.device, call.stream
+            )
         last = self._last
         arguments = last[1] if last is not None and last[0] == pointers else self._arguments(pointers, call)
         if arguments is not None and self.plan is not None and not self.plan.launch(arguments):
@@ -112,7 +114,7 @@ class PreparedCall:
         host = numpy_view(sizes.pointer, shape, strides, dtype) if on_host else None
         bounds = check_host_values(self.problem.axes, host, call.ends, call.group_offset)
         config = self.problem.config
-        if config is None or (on_host and 0 in self.problem.axes.out_shape):
+        if config is None or (0 in self.problem.axes.out_shape and (on_host or 0 in shape)):
             return None
         if not config.beta:
             pointers["c"] = 0
@@ -179,15 +181,18 @@ def run(
             result = prepared.again(pointers, arguments["out"])
             if result is not _CLOSED:
                 return result
+            cache.clear()
     while True:
         call = parse(arguments)
         parsed_key = (call.layout_key(), call.stream, values)
         found = cache.get(parsed_key) if remembered else None
+        if found is None and "out" in call.views:
+            call.refuse_overlap()
         prepared = prepare(call, arguments) if found is None else found
         if remembered and found is None:
             cache.put(parsed_key, prepared)
         call.require_memory()
-        out = _take_output(call, arguments["out"], prepared.problem)
+        out = take_output(call, arguments["out"], prepared.problem)
         if prepared.run(call):
             if prepared.plan is None:
                 uncollapsed(call, arguments, prepared.problem)
@@ -197,12 +202,14 @@ def run(
         cache.clear()  # its plans were evicted and closed
 
 
-def _take_output(call: Call, out: Any, problem: Problem) -> Any:
+def take_output(call: Call, out: Any, problem: Problem) -> Any:
     """The caller's out, or a new one where there is none; refuses one, and a workspace, that overlaps an operand."""
     if out is None:
         shape, dtype = problem.axes.out_shape, problem.out_dtype
         out, pointer = arrays.empty(shape, dtype, call.lhs, call.device, call.stream)
-        call.views["out"] = ArrayView(pointer, shape, packed_strides(shape, dtype.itemsize), dtype, call.device, call.lhs.framework, owner=out)
+        call.views["out"] = ArrayView(
+            pointer, shape, packed_strides(shape, dtype.itemsize), dtype, call.device, call.lhs.framework, owner=out
+        )
     call.refuse_overlap()
     return out
 
@@ -230,7 +237,9 @@ def _order_streams(call: Call, *, before: bool) -> None:
     if call.device.kind == "cpu":
         return
     views = call.views.values() if before else (call.views["out"],)
-    for stream in {arrays.producer_stream(view) for view in views} - {None, call.stream}:
+    for stream in {arrays.producer_stream(view) for view in views}:
+        if stream is None or stream == call.stream:
+            continue
         first, second = (stream, call.stream) if before else (call.stream, stream)
         order_streams(call.device, first, second)
 
@@ -255,19 +264,19 @@ def _keep_alive(call: Call) -> None:
 # ---- reading arrays directly -------------------------------------------------------------------------------------------------
 
 _Read = tuple["tuple[Hashable, ...]", "dict[str, int]", int]
+_Reader = Callable[["dict[str, Any]", Any], "_Read | None"]
 
 
 def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[Hashable, ...], dict[str, int]] | None:
     """A call's key and the operands' addresses, or None for a call that has to be parsed."""
-    for name, default in _NO_CHECKS:
-        if arguments[name] is not default and arguments[name] != default:
-            return None
+    if arguments["stream"] is not None or arguments["workspace"] is not None or arguments["check"] != "none":
+        return None
     scalars = (arguments["alpha"], arguments["beta"], arguments["group_offset"])
     if not (type(scalars[0]) in _SCALARS and type(scalars[1]) in _SCALARS and type(scalars[2]) in (int, type(None))):
         return None
     if (arguments["offs"] is None) == (arguments["group_sizes"] is None):
         return None
-    kind = type(arguments["lhs"])
+    kind: Any = type(arguments["lhs"])
     reader = _readers[kind] if kind in _readers else _choose_reader(kind)
     found = None if reader is None else reader(arguments, kind)
     if found is None:
@@ -276,7 +285,7 @@ def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[H
     return (kind, layouts, stream, scalars, arguments["tail"], settings), pointers
 
 
-def _read_numpy(arguments: dict[str, Any], kind: type) -> _Read | None:
+def _read_numpy(arguments: dict[str, Any], kind: Any) -> _Read | None:
     layouts: list[Hashable] = []
     pointers = {}
     for name in ARRAYS:
@@ -292,7 +301,7 @@ def _read_numpy(arguments: dict[str, Any], kind: type) -> _Read | None:
     return tuple(layouts), pointers, 0
 
 
-def _read_cupy(arguments: dict[str, Any], kind: type) -> _Read | None:
+def _read_cupy(arguments: dict[str, Any], kind: Any) -> _Read | None:
     layouts: list[Hashable] = []
     pointers = {}
     device = arguments["lhs"].data.device_id
@@ -309,9 +318,10 @@ def _read_cupy(arguments: dict[str, Any], kind: type) -> _Read | None:
     return tuple(layouts), pointers, arrays.current_cupy_stream(device)
 
 
-def _read_torch(arguments: dict[str, Any], kind: type) -> _Read | None:
+def _read_torch(arguments: dict[str, Any], kind: Any) -> _Read | None:
     if arrays.torch_transforming():
         return None
+    strided = sys.modules["torch"].strided
     layouts: list[Hashable] = []
     pointers = {}
     index = arguments["lhs"].get_device()
@@ -319,20 +329,22 @@ def _read_torch(arguments: dict[str, Any], kind: type) -> _Read | None:
         tensor = arguments[name]
         if tensor is None:
             layouts.append(None)
-        elif type(tensor) is kind and not (tensor.requires_grad or tensor.is_neg() or tensor.is_conj() or tensor.is_nested):
+        elif type(tensor) is not kind or tensor.requires_grad or tensor.is_neg() or tensor.is_conj():
+            return None
+        elif (tensor.is_cuda or tensor.is_cpu) and tensor.layout is strided and not tensor.is_nested:
             pointer = pointers[_ROLE_OF.get(name, name)] = tensor.data_ptr()
-            layouts.append((pointer & 15, tensor.shape, tensor.stride(), tensor.dtype, tensor.layout, tensor.get_device()))
+            layouts.append((pointer & 15, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()))
         else:
             return None
     return tuple(layouts), pointers, 0 if index < 0 else arrays.current_torch_stream(index)
 
 
 _ROLE_OF = {"offs": "group_sizes"}
-_readers: dict[type, Callable[[dict[str, Any], type], _Read | None] | None] = {np.ndarray: _read_numpy}
+_readers: dict[type, _Reader | None] = {np.ndarray: _read_numpy}
 
 
-def _choose_reader(kind: type) -> Callable[[dict[str, Any], type], _Read | None] | None:
-    found: Callable[[dict[str, Any], type], _Read | None] | None = None
+def _choose_reader(kind: type) -> _Reader | None:
+    found: _Reader | None = None
     if kind is getattr(sys.modules.get("cupy"), "ndarray", None):
         found = _read_cupy
     elif kind is getattr(sys.modules.get("torch"), "Tensor", None):
@@ -370,10 +382,12 @@ class PlanCache:
                 dropped = []
             found, version = self._plans.get(key), self._version
         for plan in dropped:
-            plan.close()
+            plan.retire()
         if found is not None:
+            found.last_use = next(ticks)
             return found
         plan = make()
+        plan.last_use = next(ticks)
         with self._lock:
             if key in self._plans or version != registry_version():  # another thread was faster, or the choice may be another now
                 again = True
@@ -382,10 +396,10 @@ class PlanCache:
                 unused = sorted((k for k in self._plans if k != key), key=lambda k: self._plans[k].last_use)
                 dropped = self._drop(unused[: max(0, len(self._plans) - self._limit)])
         if again:
-            plan.close()
+            plan.retire()
             return self.get(key, make)
         for old in dropped:
-            old.close()
+            old.retire()
         return plan
 
     def _drop(self, keys: list[Hashable]) -> list[Plan]:
@@ -397,7 +411,7 @@ class PlanCache:
         with self._lock:
             dropped, kept = self._drop(list(self._plans)), len(self._plans)
         for plan in dropped:
-            plan.close()
+            plan.retire()
         return kept
 
     def forget(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import weakref
@@ -15,8 +14,8 @@ from hipgroupgemm.backends import get_backend, passed_over, select_backend
 from hipgroupgemm.backends.base import Arguments, Backend, Executable, MatmulAlgorithm, as_limits
 from hipgroupgemm.backends.ranges import with_ranges
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.dispatch import CallCache, PreparedCall, run
-from hipgroupgemm.operands.views import Device
+from hipgroupgemm.dispatch import CallCache, PreparedCall, run, ticks
+from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.problem.canonicalize import Problem, canonicalize_for_plan
 from hipgroupgemm.problem.parse import Call
 from hipgroupgemm.runtime import default_device, get_runtime
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["GroupedMatmulPlan", "MatmulAlgorithm"]
 
 _MOST_STREAMS = 64
-_ticks = itertools.count(1)
 
 
 class GroupedMatmulPlan:
@@ -64,14 +62,14 @@ class GroupedMatmulPlan:
             raise TypeError(f"config: got {type(config).__name__}, wanted a GroupedGemmConfig")
         self.config = config
         self.key = config.key()
-        self.device = default_device() if device is None else Device.of(device)
+        self.device = _default_device() if device is None else Device.of(device)
         self.last_use = 0
         self._named, self._use_store = backend, use_store
         self._lock = threading.RLock()
         self._executables: dict[int, Executable] = {}
         self._retired: list[Executable] = []  # dropped, but held by graphs
         self._calls = CallCache()
-        self._closed = False
+        self._closed = self._retiring = False
         self._algorithm, self._origin = self._look_up(deterministic)
         stored = self._algorithm
         self._backend: Backend = select_backend(config, self.device, backend, None if stored is None else lambda *_: stored.backend)
@@ -313,7 +311,7 @@ class GroupedMatmulPlan:
         with self._lock:
             if self._closed:
                 return False
-            self.last_use = next(_ticks)
+            self.last_use = next(ticks)
             executable = self._executables.get(arguments.stream)
             if executable is None:
                 executable = self._executable(arguments.stream)
@@ -322,6 +320,8 @@ class GroupedMatmulPlan:
             executable.execute(arguments)
             if arguments.check == "sync":
                 self._raise_fault(executable)
+        if self._retiring:
+            self.close()
         return True
 
     def check(self, stream: Any = None) -> None:
@@ -381,6 +381,15 @@ class GroupedMatmulPlan:
                 self._executables.clear()
                 self._retired.clear()
 
+    def retire(self) -> None:
+        """Closes the plan as soon as no call uses it, without waiting: for caches."""
+        self._retiring = True
+        if self._lock.acquire(blocking=False):  # else the call that holds it closes the plan when it is done
+            try:
+                self.close()
+            finally:
+                self._lock.release()
+
     def __enter__(self) -> GroupedMatmulPlan:
         """The plan itself."""
         self._require_open()
@@ -430,6 +439,12 @@ class GroupedMatmulPlan:
             else:
                 executable.close()
         self._executables.clear()
+
+
+def _default_device() -> Device:
+    """The current GPU where a runtime is there, else the CPU."""
+    found = default_device()
+    return CPU if found is None else Device(*found)
 
 
 def _settings(arguments: dict[str, Any]) -> tuple[Any, ...]:

@@ -58,7 +58,7 @@ class Arguments:
 
     Attributes:
         config: the problem; its key at the plan's capacity is the plan's key.
-        pointers: by role ("lhs", "rhs", "out", "c", "bias"), the address of the operand's first element; c is 0 when beta is 0, and an
+        pointers: by role ("lhs", "rhs", "out", "group_sizes", "c", "bias"), the address of its first element; c is 0 when beta is 0, and an
             operand that the config does not have is 0 or not there.
         group_sizes: the sizes, or the end offsets where `ends` is true; on the device or, already validated, on the host. Its shape is
             (group_total,), or (batch, group_total) where the config's sizes_per_batch is true, with any strides, 0 included.

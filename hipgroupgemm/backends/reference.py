@@ -6,6 +6,7 @@ float32, the result is rounded once. `compute` is the operation itself on NumPy 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Backend, Devi
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.dtypes import DTYPES
 from hipgroupgemm.operands.views import host_array, numpy_view
+from hipgroupgemm.problem.dimension_numbers import RaggedDotAxes
 from hipgroupgemm.problem.groups import GroupBounds, scan, select_groups
+from hipgroupgemm.problem.parse import Call
 
-__all__ = ["ReferenceBackend", "compute", "numpy_view"]
+__all__ = ["ReferenceBackend", "compute", "compute_call", "numpy_view"]
 
 Array = np.ndarray[Any, Any]
 
@@ -308,4 +311,58 @@ def run_config(config: GroupedGemmConfig, arguments: Arguments) -> None:
         beta=config.beta,
         zero_tail=arguments.tail == "zero",
         accumulate=np.dtype(config.compute_type.replace("tf32", "float32")),
+    )
+
+
+def compute_call(call: Call, axes: RaggedDotAxes, accumulate: np.dtype[Any]) -> None:
+    """The reference on operands of any rank: axes are put in order by views, merged by a copy where need be; out is never copied."""
+    batch = [axis.extent for axis in axes.batch]
+    lhs, rhs = host_array(call.lhs), host_array(call.views["rhs"])
+    summed = [lhs.shape[i] for i in axes.lhs_summed]
+    m = [lhs.shape[i] for i in axes.lhs_rows]
+    k = [lhs.shape[i] for i in axes.lhs_contracting]
+    n = [rhs.shape[i] for i in axes.rhs_columns]
+    a = lhs.transpose([axis.lhs for axis in axes.batch if axis.lhs is not None] + [*axes.lhs_summed, *axes.lhs_rows, *axes.lhs_contracting])
+    a = a.reshape(*batch, *summed, math.prod(m), math.prod(k))
+    group = [] if axes.rhs_group is None else [axes.rhs_group]
+    order = group + [axis.rhs for axis in axes.batch if axis.rhs is not None] + [*axes.rhs_summed, *axes.rhs_contracting, *axes.rhs_columns]
+    b = rhs.transpose(order)
+    groups = [rhs.shape[i] for i in group]
+    lead = [axis.extent if axis.rhs is not None else 1 for axis in axes.batch]
+    b = b.reshape(*groups, *lead, *summed, math.prod(k), math.prod(n))
+    b = np.broadcast_to(b, (*groups, *batch, *summed, *b.shape[-2:]))
+    slabs = [0] if axes.mode is RaggedDotMode.CONTRACTING else []
+    out_order = [*slabs, *(axis.out for axis in axes.batch), *axes.out_rows, *axes.out_columns]
+    out = host_array(call.views["out"]).transpose(out_order)
+    c = host_array(call.views["c"]).transpose(out_order) if call.beta else None
+    bias = host_array(call.views["bias"]) if "bias" in call.views else None
+    bounds = None
+    if axes.mode is not RaggedDotMode.BATCH:
+        sizes = host_array(call.sizes)
+        bounds = scan(sizes, axes.ragged_extent, ends=call.ends)
+        bounds = select_groups(bounds, call.group_offset or 0, axes.group_count)
+        if bounds.fault is not None and call.check == "sync":
+            bounds.fault.throw(axes.ragged_extent)
+        inner = math.prod(k[1:]) if axes.mode is RaggedDotMode.CONTRACTING else 1
+        sizes_axes = [axis.sizes for axis in axes.batch] + list(axes.sizes_summed)
+        starts, ends = bounds.starts, bounds.ends
+        if sizes.ndim > 1:  # the prefix's axes in the order of batch and summed, length 1 where the sizes are shared
+            present = [axis for axis in sizes_axes if axis is not None]
+            shape = [extent if axis is not None else 1 for axis, extent in zip(sizes_axes, [*batch, *summed], strict=True)]
+            starts, ends = (part.transpose([*present, sizes.ndim - 1]).reshape(*shape, axes.group_count) for part in (starts, ends))
+        bounds = GroupBounds(starts * inner, ends * inner, bounds.fault)
+    compute(
+        axes.mode,
+        a,
+        b,
+        out,
+        bounds,
+        batch_ndim=len(batch),
+        summed_ndim=len(summed),
+        c=c,
+        bias=bias,
+        alpha=call.alpha,
+        beta=call.beta,
+        zero_tail=call.tail == "zero",
+        accumulate=accumulate,
     )

@@ -99,9 +99,8 @@ class ArrayView:
     def same_elements(self, other: ArrayView) -> bool:
         """Whether two views are one array: address, shape, type and all strides that say anything."""
         strides = zip(self.shape, self.strides, other.strides, strict=True) if self.shape == other.shape else ()
-        return (
-            (self.pointer, self.shape, self.dtype) == (other.pointer, other.shape, other.dtype)
-            and all(extent <= 1 or a == b for extent, a, b in strides)
+        return (self.pointer, self.shape, self.dtype) == (other.pointer, other.shape, other.dtype) and all(
+            extent <= 1 or a == b for extent, a, b in strides
         )
 
     def describe(self) -> str:

@@ -133,7 +133,7 @@ def _check_bias(axes: RaggedDotAxes, call: Call, out: ArrayView) -> None:
 
 def _sizes_layout(config: GroupedGemmConfig, sizes: ArrayView) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The sizes' shape and strides without batch axes that merge into one or are of length 1."""
-    if sizes.ndim == 1:
+    if sizes.ndim == 1 or 0 in sizes.shape[:-1]:
         return sizes.shape, sizes.strides
     if not config.sizes_per_batch:
         return (config.group_total,), sizes.strides[-1:]

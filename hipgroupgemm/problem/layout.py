@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode, inner_axis
 from hipgroupgemm.operands.views import ArrayView
-from hipgroupgemm.problem.precision import Precision, compute_type_under
 from hipgroupgemm.problem.dimension_numbers import RaggedDotAxes
+from hipgroupgemm.problem.precision import Precision, compute_type_under
 
 __all__ = ["DoesNotCollapse", "config_from_views"]
 

@@ -98,7 +98,9 @@ class Call:
         """Refuses operands that have elements but no address, such as an `ArraySpec`."""
         for role, view in self.views.items():
             if view.pointer == 0 and view.size and not (role == "c" and not self.beta):
-                raise ValueError(f"{self.name_of(role)}: has shape {view.shape} but no memory (an ArraySpec?); pass an array to compute with")
+                raise ValueError(
+                    f"{self.name_of(role)}: has shape {view.shape} but no memory (an ArraySpec?); pass an array to compute with"
+                )
 
     def refuse_overlap(self) -> None:
         """Refuses an out, and a workspace, that shares memory with another operand; only c may be exactly out."""
@@ -157,7 +159,12 @@ def parse(arguments: dict[str, Any]) -> Call:
         float_dtype(views[role].dtype, role)
     _check_writable(views)
     preferred = given("preferred_element_type")
-    wide = compute_type_of(views["lhs"].dtype, views["rhs"].dtype, *([] if preferred is None else [dtype_of(preferred)])) == "float64"
+    wide = (
+        compute_type_of(
+            views["lhs"].dtype, views["rhs"].dtype, *([] if preferred is None else [dtype_of(preferred, "preferred_element_type")])
+        )
+        == "float64"
+    )
     for name, value in (("alpha", alpha), ("beta", beta)):
         if abs(value) > FLOAT32_MAX and not wide:
             raise ValueError(f"{name}={value}: is infinite in float32, in which these operands are accumulated; scale an operand as well")

@@ -46,7 +46,9 @@ def precision_of(value: Any) -> Precision:
     name = value if isinstance(value, str) else getattr(value, "name", None)
     if not isinstance(name, str):
         hint = "; out= is given by name" if hasattr(value, "shape") else ""
-        raise TypeError(f"precision: got {type(value).__name__}, wanted None, a name, lax.Precision, a pair of them or a DotAlgorithmPreset{hint}")
+        raise TypeError(
+            f"precision: got {type(value).__name__}, wanted None, a name, lax.Precision, a pair of them or a DotAlgorithmPreset{hint}"
+        )
     if name.lower() in _LEVELS:
         return Precision(_LEVELS[name.lower()])
     if name.removeprefix("ALG_DOT_") in _ALGORITHMS or name.lower() in _ALGORITHMS:
