@@ -94,9 +94,8 @@ def main() -> int:
                 files = [file for file, _ in calls if file != "<string>"]  # a dataclass's own
                 switches = sum(a != b for a, b in itertools.pairwise(files))
                 over += len(calls) > MOST_CALLS or len(set(files)) > MOST_FILES
-                print(
-                    f"{framework:6} {door:18} {len(calls):3} calls, {len(set(files)):2} files, {switches:2} switches between files; {inside} calls within execute"
-                )
+                told = f"{len(calls):3} calls, {len(set(files)):2} files, {switches:2} switches between files"
+                print(f"{framework:6} {door:18} {told}; {inside} calls within execute")
                 for file, name in calls if options.list else ():
                     print(f"    {file.rpartition('site-packages/')[2].rpartition('hipgroupgemm/')[2]:50} {name}")
     return 1 if over else 0
