@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -359,10 +359,12 @@ def _choose_reader(kind: type) -> _Reader | None:
     return found
 
 
+_P = TypeVar("_P", bound=Plan)
+
 # ---- plans -------------------------------------------------------------------------------------------------------------------
 
 
-class PlanCache:
+class PlanCache(Generic[_P]):
     """The plans that functions keep, by key: bounded, the least recently used goes first and is closed.
 
     A plan that a graph capture used is never evicted: the graph writes through its scratch memory.
@@ -372,13 +374,13 @@ class PlanCache:
         self._limit = limit
         self._lock = threading.RLock()
         self._version = selection.version
-        self._plans: dict[Hashable, Plan] = {}
+        self._plans: dict[Hashable, _P] = {}
         _caches.add(self)
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
+    def get(self, key: Hashable, make: Callable[[], _P]) -> _P:
         """The plan of that key, made where there is none yet."""
         with self._lock:
             if self._version != selection.version:  # each plan has to be made by the backends and stored results that are there now
@@ -408,7 +410,7 @@ class PlanCache:
             old.retire()
         return plan
 
-    def _drop(self, keys: list[Hashable]) -> list[Plan]:
+    def _drop(self, keys: list[Hashable]) -> list[_P]:
         """Forgets plans, but for those that graphs use; whoever holds them closes them, without the lock."""
         return [self._plans.pop(key) for key in keys if not self._plans[key].captured]
 
@@ -426,7 +428,7 @@ class PlanCache:
         self._plans = {}
 
 
-_caches: weakref.WeakSet[CallCache | PlanCache] = weakref.WeakSet()
+_caches: weakref.WeakSet[CallCache | PlanCache[Any]] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

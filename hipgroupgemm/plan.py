@@ -302,9 +302,13 @@ class GroupedMatmulPlan:
             self._require_open()
         if call.device != self.device:
             raise ValueError(f"lhs is on {call.device}, but this plan runs on {self.device}; move it, or make a plan there")
+        return self.prepared(canonicalize_for_plan(call, self.key), call)
+
+    def prepared(self, problem: Problem, call: Call) -> PreparedCall:
+        """A call of this plan whose problem is known. alpha is no part of a key, so it is refused here where the backend has none."""
         if call.alpha != 1 and "alpha" not in self._backend.features:
             raise NotImplementedError(f"backend {self.backend!r} refuses: it does not have alpha")
-        return PreparedCall(self, canonicalize_for_plan(call, self.key), call)
+        return PreparedCall(self, problem, call)
 
     def launch(self, arguments: Arguments) -> bool:
         """Runs arguments that are checked, on their stream; false where the plan is closed. The lock spans all launches of the call."""
