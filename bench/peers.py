@@ -62,8 +62,9 @@ def sizes_of(dist: str, shape: MoEShape) -> np.ndarray[Any, Any]:
 
 def specs_for(shape: MoEShape, kind: str, most: float = SHORTLIST) -> list[tuple[Any, Any]]:
     """(candidate, what it compiles to) of a cell, the best guess first."""
-    import hipgroupgemm as hgg
     from hipgroupgemm.backends.triton.candidates import Machine, ordered
+
+    import hipgroupgemm as hgg
     from hipgroupgemm.backends.triton.compiler import target_of
     from hipgroupgemm.backends.triton.specs import spec_of
     from hipgroupgemm.operands.arrays import ArraySpec
