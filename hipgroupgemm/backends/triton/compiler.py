@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hipgroupgemm.runtime.cache import cache_key, default_cache
+from hipgroupgemm.runtime.directories import temporary_directory
 from hipgroupgemm.runtime.errors import CompileError
 from hipgroupgemm.runtime.forks import new_rlock
 from hipgroupgemm.runtime.parameters import TENSOR_MAP, Blob
@@ -251,8 +252,8 @@ def _writable_cache() -> Iterator[None]:
             pass
     except OSError as error:
         _warn_of_cache(knobs.cache.dir, str(error))
-        with tempfile.TemporaryDirectory(prefix="hipgroupgemm-triton-") as directory, knobs.cache.scope():
-            knobs.cache.dir = directory
+        with knobs.cache.scope():
+            knobs.cache.dir = str(temporary_directory())
             yield
     else:
         yield

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from hipgroupgemm.backends.base import Arguments, Executable
-from hipgroupgemm.backends.device_kernels import THREADS, PinnedRing, scan_blocks
-from hipgroupgemm.backends.reference import numpy_view
+from hipgroupgemm.backends.device_kernels import THREADS, scan_blocks
 from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, RAGGED_K, RAGGED_N, SIZE, ScanArguments, fault_from_bytes
 from hipgroupgemm.backends.triton.compiler import KernelSpec, compile_kernel
 from hipgroupgemm.backends.triton.descriptors import Descriptors
@@ -20,12 +19,13 @@ from hipgroupgemm.backends.triton.kernel_config import DeviceProperties, KernelC
 from hipgroupgemm.backends.triton.kernels.scan import SPECIAL, scan_function, scan_is_loaded
 from hipgroupgemm.backends.triton.specs import add_partials_spec, operands_of, room_for_groups, spec_of
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.operands.views import ArrayView, Device, packed_strides
+from hipgroupgemm.operands.views import ArrayView, Device, numpy_view, packed_strides
 from hipgroupgemm.problem.groups import GroupFault
 from hipgroupgemm.runtime.base import Runtime
 from hipgroupgemm.runtime.forks import new_lock
 from hipgroupgemm.runtime.objects import Module, PreparedLaunch
 from hipgroupgemm.runtime.parameters import Blob, KernelParameters
+from hipgroupgemm.runtime.pinned import PinnedRing
 from hipgroupgemm.runtime.scratch import Scratch, pack_sections
 
 __all__ = ["TritonExecutable"]
@@ -180,7 +180,7 @@ class TritonExecutable(Executable):
                     self._move_sizes(a, base, sizes)
                 addresses = self._addresses
                 for role, moves in self._moves:
-                    address = a.pointers[role] or base
+                    address = a.pointers.get(role) or base
                     if address != addresses[role]:
                         for move in moves:
                             move(address)
