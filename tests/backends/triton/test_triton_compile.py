@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import os
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -160,6 +162,22 @@ def test_the_first_is_the_table_s_and_has_the_usual_swizzle(rng):
                 table = defaults.DEFAULTS[mode][defaults.shape_class(key, device)]
                 able = {kernel.name for _, kernel in found}
                 assert [kernel.name for _, kernel in found[: len(table)]][: len(able & set(table))] == [n for n in table if n in able]
+
+
+def test_versions_tell_revisions_of_the_kernels_apart(tmp_path, monkeypatch):
+    found = TritonBackend().versions(Device("cuda"))
+    assert found.keys() == {"triton", "triton_kernels"} and re.fullmatch("[0-9a-f]{12}", found["triton_kernels"])
+    digest = backend_module._kernels_digest.__wrapped__
+    folder = shutil.copytree(compiler.KERNELS, tmp_path / "kernels")
+    monkeypatch.setattr(backend_module, "KERNELS", folder)
+    digests = {found["triton_kernels"]}
+    assert digest() in digests
+    jitted = [path for path in folder.parent.rglob("*.py") if re.search(r"^@[\w.]*jit\b", path.read_text(), re.MULTILINE)]
+    assert len(jitted) >= 4
+    for path in jitted:
+        path.write_text(path.read_text() + "\n")
+        digests.add(digest())
+    assert len(digests) == 1 + len(jitted)
 
 
 def test_what_keeps_the_sm_90_kernels_away():
