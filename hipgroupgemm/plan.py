@@ -293,7 +293,7 @@ class GroupedMatmulPlan:
             arguments["alpha"] = self.config.alpha
         if beta is None:
             arguments["beta"] = self.config.beta
-        return run(arguments, self._calls, _settings, self._prepare_call, _no_config)
+        return run(arguments, self._calls, None, self._prepare_call, _no_config)
 
     def _prepare_call(self, call: Call, arguments: dict[str, Any]) -> PreparedCall:
         """Looks at a call's operands: they are this plan's, or an error says where they differ."""
@@ -449,12 +449,6 @@ def _default_device() -> Device:
     """The current GPU where a runtime is there, else the CPU."""
     found = default_device()
     return CPU if found is None else Device(*found)
-
-
-def _settings(arguments: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells calls of one plan apart beside operands, scalars and tail: nothing."""
-    del arguments
-    return ()
 
 
 def _no_config(call: Call, arguments: dict[str, Any], problem: Problem) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The house of DESIGN.md: imports go down its floors only, no circle, none hidden in a function; no file past 500 lines, few lines in all."""
+"""The house of DESIGN.md: imports go down its floors, without circles and in sight; no file past 500 lines, few lines in all."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ PACKAGE = "hipgroupgemm"
 
 def modules() -> dict[str, Path]:
     """Every module of the package by its dotted name below the package, "" for the package itself."""
-    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").rstrip("."): path for path in ROOT.rglob("*.py")}
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").rstrip("."): path for path in ROOT.rglob("*.py")
+    }
 
 
 def room_of(module: str) -> str:
