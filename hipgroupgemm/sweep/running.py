@@ -21,11 +21,12 @@ import hipgroupgemm
 from hipgroupgemm.benchmark.table import STDOUT, number_text
 from hipgroupgemm.measure.environment import blas_name, commit_of, cpu_model, load_average
 from hipgroupgemm.processes import Worker, WorkerDied, WorkerTimedOut, available_cores
-from hipgroupgemm.store.store import TuningStore
+from hipgroupgemm.store.store import default_store
 from hipgroupgemm.sweep.jobs import RequestError, SweepJob, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.plots import sweep_panels
 from hipgroupgemm.sweep.report import console_for, print_sweep, say, sweep_lines, verdicts_of, warnings_of, write_csv, write_plots
 from hipgroupgemm.sweep.results import BAD, DONE, Header, Record, SweepFile, check_free, identity_text, kind_of
+from hipgroupgemm.tuning.keep import keep
 from hipgroupgemm.tuning.report import TuningReport
 
 __all__ = ["Outputs", "resume", "run_sweep"]
@@ -134,7 +135,7 @@ class _Run:
         self.warnings: list[str] = []
         self.stored = 0
         self.stopped = self.interrupted = False
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.load = load_average()
 
     def run(self) -> int:
@@ -226,10 +227,11 @@ class _Run:
                 record = Record(job, device.name, device.identity, "failed", str(error))
             self._keep(record, device, shown)
             gone = device.start() if record.status == "failed" and not self.stopped else ""
-        self.devices.remove(device)
-        self.warnings.append(f"{device.name} is gone ({gone}); the sweep went on without it")
-        while queue and all(other.kind != device.kind for other in self.devices):
-            self._keep(Record(queue.popleft(), device.name, device.identity, "failed", f"{device.name} is gone: {gone}"), device, shown)
+        with self.lock:
+            self.devices.remove(device)
+            self.warnings.append(f"{device.name} is gone ({gone}); the sweep went on without it")
+            while queue and all(other.kind != device.kind for other in self.devices):
+                self._keep(Record(queue.popleft(), device.name, device.identity, "failed", f"{device.name} is gone: {gone}"), device, shown)
 
     def _keep(self, record: Record, device: _Device, shown: _Display) -> None:
         """Takes in a result; it is in the store and on the disk before the device's next job begins."""
@@ -238,7 +240,7 @@ class _Run:
                 return
             record.load_average, record.cores, record.finished = self.load, available_cores(), _now()
             if self.outputs.store and record.report is not None:
-                record.stored = bool(TuningStore().add(TuningReport.from_dict(record.report)))
+                record.stored = keep(TuningReport.from_dict(record.report))
                 self.stored += record.stored
             self.results[record.job, device.kind] = record
             if self.file is not None:
@@ -261,7 +263,7 @@ class _Run:
         if path is not None:
             say(f"wrote {path}", console=console)
         if self.stored:
-            say(f"Jobs whose results went to the tuning store: {self.stored}, in {TuningStore().directory}", console=console)
+            say(f"Jobs whose results went to the tuning store: {self.stored}, in {default_store().directory}", console=console)
         bad = sum(row.verdict in BAD for record in records for row in record.rows)
         failed = sum(record.status == "failed" for record in records)
         if bad or failed:
