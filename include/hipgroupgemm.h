@@ -103,7 +103,6 @@ typedef struct hgg_version {
 
 typedef struct hgg_handle_info {
     int32_t device;
-    uint64_t stream;
     hgg_version built_for;                 /* hipBLASLt's headers at compile time */
     hgg_version loaded;                    /* the library in this process */
     char revision[HGG_REVISION_SIZE];      /* its git revision; empty in some distributions */
@@ -169,9 +168,9 @@ int32_t hgg_last_library_status(void);
 /* "HGG_OK" and so on; never null. */
 const char *hgg_status_name(hgg_status status);
 
-/* One hipBLASLt handle for one stream of one device (stream-K algorithms deadlock if a handle serves two
+/* One hipBLASLt handle of a device, meant for one stream (stream-K algorithms deadlock if a handle serves two
  * streams). Allocates about 26 MB of device memory. Refuses a hipBLASLt of another major.minor version. */
-hgg_status hgg_handle_create(int32_t device, uint64_t stream, hgg_handle *handle);
+hgg_status hgg_handle_create(int32_t device, hgg_handle *handle);
 hgg_status hgg_handle_get_info(hgg_handle handle, hgg_handle_info *info);
 
 /* Closes the handle and every instance on it; calls still running in them finish first. */
@@ -190,15 +189,15 @@ hgg_status hgg_algorithms(hgg_instance instance, int32_t max_count, int32_t *ind
 hgg_status hgg_algorithm_get(hgg_instance instance, int32_t index, hgg_algorithm *algorithm);
 
 /* Readies the instance to run `index` with device records and this workspace, which is the instance's own until
- * it is destroyed or initialised anew. Needed again for another algorithm or workspace, not for other records.
+ * it is destroyed or initialised anew; it is filled on the stream. Needed again for another algorithm or workspace, not for other records.
  * `record` gets hipBLASLt's record 0 for the problem, HGG_RECORD_SIZE bytes: the template, which has the codes
  * that it uses for the bias type and the activation. Its operand addresses mean nothing. */
 hgg_status hgg_initialize(hgg_instance instance, int32_t index, uint64_t workspace, uint64_t workspace_size,
-                          void *record);
+                          uint64_t stream, void *record);
 
-/* Launches on the handle's stream. `records` is the device address of the problem's `count` records. Does not
+/* Launches on the stream. `records` is the device address of the problem's `count` records. Does not
  * wait; can be captured in a graph. */
-hgg_status hgg_run(hgg_instance instance, uint64_t records);
+hgg_status hgg_run(hgg_instance instance, uint64_t records, uint64_t stream);
 
 /* cffi: end */
 

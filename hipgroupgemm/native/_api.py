@@ -50,8 +50,9 @@ class _Object:
     def close(self) -> None:
         """Gives everything back to the library and the device. Closing again does nothing."""
         if self._finalizer.detach() is not None:
-            status = getattr(self._library.lib, self._destroy)(self._id)
-            if status not in (self._library.lib.HGG_OK, self._library.lib.HGG_CLOSED):  # closed: with its handle
+            lib = self._library.lib
+            status = getattr(lib, self._destroy)(self._id)
+            if status not in (lib.HGG_OK, lib.HGG_CLOSED, lib.HGG_FORKED):  # closed: with its handle; forked: the parent's
                 _fail(self._library, self._destroy, status)
 
     def __enter__(self: _Self) -> _Self:
@@ -62,35 +63,34 @@ class _Object:
 
 
 class Handle(_Object):
-    """hipBLASLt's handle for one stream of one device; about 26 MB of device memory.
+    """hipBLASLt's handle for a device; about 26 MB of device memory. One serves one stream: its stream-K kernels deadlock otherwise.
 
     Args:
         device: index of the device.
-        stream: hipStream_t as an int; 0 is the default stream.
 
     Raises:
         NativeUnavailableError: there is no native part, hipBLASLt or HIP runtime that fits.
         NativeError: there is no such device, or hipBLASLt is of another version than it was built for.
     """
 
-    def __init__(self, device: int = 0, stream: int = 0) -> None:
-        super().__init__(load(), "handle", device, stream)
-        self.device, self.stream = device, stream
+    def __init__(self, device: int = 0) -> None:
+        super().__init__(load(), "handle", device)
+        self.device = device
 
     def info(self) -> HandleInfo:
-        """Device, stream, versions and git revision of the library, live grouped GEMMs."""
+        """Device, versions and git revision of the library, live grouped GEMMs."""
         info = self._library.ffi.new("hgg_handle_info *")
         self._call("hgg_handle_get_info", info)
         versions = [(v.major, v.minor, v.patch) for v in (info.built_for, info.loaded)]
         revision = self._library.ffi.string(info.revision).decode(errors="replace")
-        return HandleInfo(info.device, info.stream, versions[0], versions[1], revision, info.instances)
+        return HandleInfo(info.device, versions[0], versions[1], revision, info.instances)
 
 
 class GroupedGemm(_Object):
     """One grouped GEMM of hipBLASLt, run from records in device memory: `initialize` an algorithm, then `run`.
 
     Args:
-        handle: whose stream it runs on. Closing the handle closes it too.
+        handle: closing it closes this too.
         problem: types and sizes.
 
     Raises:
@@ -126,7 +126,7 @@ class GroupedGemm(_Object):
         names = ffi.string(out.solution_name).decode(), ffi.string(out.kernel_name).decode()
         return NativeAlgorithm(out.index, *names, out.workspace_size, bool(out.supported), verified=not out.flags)
 
-    def initialize(self, index: int, workspace: int, workspace_size: int) -> bytes:
+    def initialize(self, index: int, workspace: int, workspace_size: int, stream: int) -> bytes:
         """Readies it to run one algorithm from device records, with a workspace that is its own from now on.
 
         Needed again for another algorithm or workspace; not for other records.
@@ -134,6 +134,7 @@ class GroupedGemm(_Object):
         Args:
             index: an algorithm's.
             workspace: device address, aligned to WORKSPACE_ALIGNMENT. workspace_size: bytes there, at least what the algorithm needs.
+            stream: hipStream_t as an int, on which the workspace is filled.
 
         Returns:
             The template: hipBLASLt's own record for the first problem, RECORD_SIZE bytes. The addresses in it mean nothing.
@@ -143,11 +144,11 @@ class GroupedGemm(_Object):
             NativeUnsupportedError: the algorithm does not take the problem, or is wrong with device records.
         """
         record = self._library.ffi.new("char[]", RECORD_SIZE)
-        self._call("hgg_initialize", index, workspace, workspace_size, record)
+        self._call("hgg_initialize", index, workspace, workspace_size, stream, record)
         return bytes(self._library.ffi.buffer(record))
 
-    def run(self, records: int) -> None:
-        """Launches on the handle's stream, without waiting.
+    def run(self, records: int, stream: int) -> None:
+        """Launches on a stream, without waiting.
 
         Args:
             records: device address of one record (RECORD_SIZE bytes) for each of the problem's `count`.
@@ -155,4 +156,4 @@ class GroupedGemm(_Object):
         Raises:
             NativeError: not initialised, closed, or the launch failed; the text names the algorithm.
         """
-        self._call("hgg_run", records)
+        self._call("hgg_run", records, stream)

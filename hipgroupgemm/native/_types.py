@@ -98,7 +98,6 @@ class HandleInfo(NamedTuple):
     """What a handle is; versions are (major, minor, patch)."""
 
     device: int
-    stream: int
     built_for: tuple[int, int, int]
     loaded: tuple[int, int, int]
     revision: str

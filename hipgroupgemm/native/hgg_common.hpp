@@ -82,7 +82,6 @@ private:
 
 struct Handle {
     int device = -1;
-    uint64_t stream = 0;
     hipblasLtHandle_t lt = nullptr;
     hgg_version loaded = {};
     std::string revision;

@@ -344,7 +344,7 @@ hgg_status hgg_algorithm_get(hgg_instance id, int32_t index, hgg_algorithm* out)
 }
 
 hgg_status hgg_initialize(hgg_instance id, int32_t index, uint64_t workspace, uint64_t workspace_size,
-                          void* record) {
+                          uint64_t stream, void* record) {
     static const char call[] = "hgg_initialize";
     return guarded(call, [&]() -> hgg_status {
         Open instance;
@@ -370,9 +370,9 @@ hgg_status hgg_initialize(hgg_instance id, int32_t index, uint64_t workspace, ui
         // From here on what was ready before is gone, whatever happens.
         instance->release();
         HGG_CHECK(claim_workspace(call, *instance, workspace, workspace ? workspace_size : 0));
-        const auto stream = reinterpret_cast<hipStream_t>(instance->handle->stream);
         const hipblasStatus_t status =
-            instance->gemm->initialize(algorithm->algo, reinterpret_cast<void*>(workspace), true, stream);
+            instance->gemm->initialize(algorithm->algo, reinterpret_cast<void*>(workspace), true,
+                                       reinterpret_cast<hipStream_t>(stream));
         if (status != HIPBLAS_STATUS_SUCCESS) {
             instance->release();
             return library_failed("hgg_initialize: initialize", status);
@@ -396,7 +396,7 @@ hgg_status hgg_initialize(hgg_instance id, int32_t index, uint64_t workspace, ui
     });
 }
 
-hgg_status hgg_run(hgg_instance id, uint64_t records) {
+hgg_status hgg_run(hgg_instance id, uint64_t records, uint64_t stream) {
     static const char call[] = "hgg_run";
     return guarded(call, [&]() -> hgg_status {
         Open instance;
@@ -412,7 +412,7 @@ hgg_status hgg_run(hgg_instance id, uint64_t records) {
         const DeviceGuard guard(instance->handle->device);
         HGG_CHECK(guard.status());
         const hipblasStatus_t status = instance->gemm->run(
-            reinterpret_cast<void*>(records), reinterpret_cast<hipStream_t>(instance->handle->stream));
+            reinterpret_cast<void*>(records), reinterpret_cast<hipStream_t>(stream));
         if (status == HIPBLAS_STATUS_SUCCESS) return HGG_OK;
         return fail(HGG_LIBRARY_ERROR, static_cast<int32_t>(status),
                     "%s: hipBLASLt returned %d (%s) for algorithm %" PRId32

@@ -268,7 +268,7 @@ const char* hgg_status_name(hgg_status status) {
     }
 }
 
-hgg_status hgg_handle_create(int32_t device, uint64_t stream, hgg_handle* out) {
+hgg_status hgg_handle_create(int32_t device, hgg_handle* out) {
     return guarded("hgg_handle_create", [&]() -> hgg_status {
         *out = 0;
         int devices = 0;
@@ -279,7 +279,6 @@ hgg_status hgg_handle_create(int32_t device, uint64_t stream, hgg_handle* out) {
                         device, devices);
         auto handle = std::make_shared<Handle>();
         handle->device = device;
-        handle->stream = stream;
         {
             const Alone alone(device);
             HGG_CHECK(alone.status());
@@ -318,7 +317,6 @@ hgg_status hgg_handle_get_info(hgg_handle id, hgg_handle_info* info) {
         HGG_CHECK(find_handle("hgg_handle_get_info", id, handle));
         std::memset(info, 0, sizeof *info);
         info->device = handle->device;
-        info->stream = handle->stream;
         info->built_for = kBuiltFor;
         info->loaded = handle->loaded;
         handle->revision.copy(info->revision, sizeof info->revision - 1);

@@ -8,7 +8,7 @@ from typing import Any
 
 from hipgroupgemm.backends.base import Arguments, Executable
 from hipgroupgemm.backends.device_kernels import THREADS, scan_blocks
-from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, RAGGED_K, RAGGED_N, SIZE, ScanArguments, fault_from_bytes
+from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, SIZE, ScanArguments, fault_from_bytes
 from hipgroupgemm.backends.triton.candidates import Candidate, Machine
 from hipgroupgemm.backends.triton.compiler import CompiledKernel, KernelSpec, compile_kernel
 from hipgroupgemm.backends.triton.descriptors import Descriptors
@@ -296,10 +296,9 @@ class TritonExecutable(Executable):
             a.config,
             a if not on_host else self._host.described(a),
             sizes,
-            mode=RAGGED_K if self._slabs else RAGGED_N,
             starts=base + self._starts,
             ends=base + self._ends,
-            cover=base + self._cover,
+            covered_range=base + self._cover,
             fault=base + self._fault,
         )
         tiles = base + self._tiles if self._tile_capacity else 0
