@@ -136,8 +136,8 @@ class HipblasltExecutable(Executable):
         with self.runtime.use_device(device.index):
             if device.index not in _ready and self.runtime.capture_id(stream):
                 raise RuntimeError(
-                    f"stream {stream:#x} is under graph capture, and nothing was prepared for it; call plan.prepare(stream), or run once on "
-                    "any stream of this device, before the capture"
+                    f"stream {stream:#x} is under graph capture, and nothing was prepared for it; call plan.prepare(stream), or run once "
+                    "on any stream of this device, before the capture"
                 )
         self.kernels = DeviceKernels(self.runtime, device.index)
         _ready.add(device.index)
