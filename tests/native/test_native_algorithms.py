@@ -155,6 +155,6 @@ def test_missing_kernel_files(tmp_path: Path) -> None:
 
 
 def test_algorithm_object(handle: Handle) -> None:
-    a = grouped(handle, False, False).heuristic(1)[0]
+    a = grouped(handle, False, False).algorithms(1)[0]
     assert isinstance(a, NativeAlgorithm)
     assert hash(a) == hash(NativeAlgorithm(**vars(a)))

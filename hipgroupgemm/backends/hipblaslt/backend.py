@@ -12,7 +12,7 @@ from hipgroupgemm.backends.base import AlgorithmLimits, Backend, Device, Executa
 from hipgroupgemm.backends.hipblaslt.executable import NO_PRODUCT, HipblasltExecutable, handles
 from hipgroupgemm.backends.hipblaslt.problem import Refused, problem_of
 from hipgroupgemm.backends.scan_arguments import RECORD_BYTES
-from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig
+from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.runtime import RuntimeUnavailable, get_runtime
 from hipgroupgemm.runtime.forks import new_rlock
 from hipgroupgemm.runtime.scratch import ScratchMemory, pack_sections
@@ -28,7 +28,7 @@ class HipblasltBackend(Backend):
     """hipBLASLt's grouped GEMM on ROCm devices. What it cannot express, or has no kernels for, it refuses with the reason."""
 
     name = "hipblaslt"
-    types = frozenset(FLOAT_BYTES) & frozenset(native.DATA_TYPES)
+    types = frozenset(("bfloat16", "float16", "float32", "float64"))
     features = frozenset(("alpha", "bias", "c", "group_offset", "narrow_output", "sizes_per_batch", "tf32", "wide_output"))
     layouts = frozenset(("column_major_output",))
 
