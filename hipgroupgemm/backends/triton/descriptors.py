@@ -54,7 +54,7 @@ class Descriptors:
     """Encoders for lhs, rhs and out, and what they have encoded last."""
 
     def __init__(self, runtime: Runtime, kernel: CompiledKernel, parameters: KernelParameters, config: GroupedGemmConfig) -> None:
-        from hipgroupgemm.runtime.tensor_map import TensorMapEncoder
+        from hipgroupgemm.runtime.cuda.tensor_map import TensorMapEncoder
 
         types = {"lhs": config.type_a, "rhs": config.type_b, "out": config.type_d}
         self._parameters = parameters
