@@ -22,7 +22,6 @@ from hipgroupgemm.measure.check import Findings, Problem, Sample, check_result_o
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.operands.dtypes import DTYPES
 from hipgroupgemm.operands.views import ArrayView, Device
-from hipgroupgemm.problem.bindings import with_scalars
 
 __all__ = ["GUARD", "Layout", "OperandSet", "Snapshot", "CheckResult", "Harness", "layouts_of", "poison_byte", "harness_for"]
 
@@ -199,7 +198,7 @@ class Harness(abc.ABC):
             ValueError: beta is 0 where the config's is not, or the other way round: c would be missing.
         """
         o, config = operands, operands.config
-        config = with_scalars(config, config.alpha if alpha is None else float(alpha), config.beta if beta is None else float(beta))
+        config = config.with_scalars(config.alpha if alpha is None else float(alpha), config.beta if beta is None else float(beta))
         pointers = {"lhs": o.lhs, "rhs": o.rhs, "out": o.out, "c": o.c, "bias": o.bias}
         return Arguments(config, pointers, sizes, ends, group_offset, tail, "none", self.stream)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.backends.reference import numpy_view
 from hipgroupgemm.benchmark.labs import NumPyLab
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.measure.check import Findings, Problem, Sample, describe_element, host_integers, place_of
@@ -29,7 +28,7 @@ from hipgroupgemm.measure.harness import (
 from hipgroupgemm.measure.roofline import Roofline, measure_ceilings
 from hipgroupgemm.measure.tolerance import Tolerance
 from hipgroupgemm.operands.dtypes import dtype_of
-from hipgroupgemm.operands.views import CPU, ArrayView, packed_strides
+from hipgroupgemm.operands.views import CPU, ArrayView, numpy_view, packed_strides
 
 __all__ = ["HostHarness", "fill_normal"]
 
