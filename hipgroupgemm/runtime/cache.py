@@ -8,21 +8,16 @@ or may write, from which code would be run.
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import hipgroupgemm
 from hipgroupgemm.runtime.directories import CACHE_VARIABLE, cache_directory, private_directory, read_trusted, require_trusted
 from hipgroupgemm.runtime.forks import new_lock
+from hipgroupgemm.version import __version__
 
 __all__ = ["CompileCache", "cache_key", "default_cache"]
-
-_log = logging.getLogger("hipgroupgemm.cache")
 
 _MAGIC = b"hipgroupgemm code 1\n"
 _HEAD = len(_MAGIC) + 32  # and the digest
@@ -40,9 +35,11 @@ def cache_key(
         compiler: name and version of the compiler.
         headers: text of the headers by name.
     """
-    parts = [hipgroupgemm.__version__, compiler, architecture, str(len(options)), *options]
+    parts = [__version__, compiler, architecture, str(len(options)), *options]
     for name, text in sorted((headers or {}).items()):
         parts += [name, text]
+    import hashlib  # here, so that importing the package stays quick
+
     digest = hashlib.sha256()
     for part in (*parts, source):
         data = part.encode() if isinstance(part, str) else part
@@ -50,6 +47,12 @@ def cache_key(
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()
+
+
+def _log_warning(text: str, *arguments: object) -> None:
+    import logging
+
+    logging.getLogger("hipgroupgemm.cache").warning(text, *arguments)
 
 
 class CompileCache:
@@ -88,7 +91,7 @@ class CompileCache:
             return None
         code = data[_HEAD:]
         if data[:_HEAD] != _MAGIC + self._digest(key, code):
-            _log.warning("compile cache: %s is damaged and is compiled again", path)
+            _log_warning("compile cache: %s is damaged and is compiled again", path)
             self.discard(key)
             return None
         return code
@@ -102,14 +105,14 @@ class CompileCache:
         try:
             for directory in self._directories(path):
                 private_directory(directory)
-            descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
-            with os.fdopen(descriptor, "wb") as file:
+            temporary = path.with_name(f".{os.getpid()}-{os.urandom(8).hex()}.tmp")
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(_MAGIC + self._digest(key, code) + code)
             os.replace(temporary, path)
         except OSError as error:
             if temporary is not None:
                 with suppress(OSError):
-                    os.unlink(temporary)
+                    temporary.unlink()
             self._warn("write", path, error)
             return False
         return True
@@ -123,6 +126,8 @@ class CompileCache:
 
     @staticmethod
     def _digest(key: str, code: bytes) -> bytes:
+        import hashlib
+
         # of the key too, so that a file under another entry's name is refused
         return hashlib.sha256(key.encode() + code).digest()
 
@@ -130,7 +135,7 @@ class CompileCache:
         if not self._warned:
             self._warned = True
             text = "compile cache: can't %s %s (%s); kernels are compiled anew in every process. Set %s to a directory of your own"
-            _log.warning(text, what, path, error, CACHE_VARIABLE)
+            _log_warning(text, what, path, error, CACHE_VARIABLE)
 
 
 _default: CompileCache | None = None

@@ -62,16 +62,13 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Runtime]]:
 
 
 def test_import_is_light() -> None:
-    """The package loads of its runtime only what knows errors, stream handles and profiler ranges, and nothing of a vendor."""
-    code = "import sys, hipgroupgemm; print(*sorted(sys.modules))"
+    """The package loads nothing of a vendor, and nothing of the standard library that takes long, for its runtime."""
+    code = "import sys, numpy, ml_dtypes; before = set(sys.modules); import hipgroupgemm; print(*sorted(set(sys.modules) - before))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(run.stdout.split())
-    ours = {name for name in loaded if name.startswith("hipgroupgemm.runtime")}
-    assert ours == {
-        "hipgroupgemm.runtime",
-        *(f"hipgroupgemm.runtime.{name}" for name in ("errors", "forks", "process", "ranges", "streams")),
-    }
+    assert not {name for name in loaded if name.startswith(("hipgroupgemm.runtime.cuda", "hipgroupgemm.runtime.hip"))}
     assert loaded.isdisjoint({"cuda", "hip", "rocm", "cffi", "platformdirs", "click", "rich", "cupy", "torch", "jax"})
+    assert loaded.isdisjoint({"tempfile", "shutil", "hashlib", "logging", "subprocess", "multiprocessing", "socket"})
 
 
 def test_no_cuda(registry: dict[str, Runtime]) -> None:

@@ -42,7 +42,7 @@ def test_keys_differ_in_every_part() -> None:
     ]
     keys = [cache_key(**{**base, **change}) for change in [{}, *changes]]  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hipgroupgemm.__version__", "0")
+        patch.setattr(cache, "__version__", "0")
         keys.append(cache_key(**base))  # type: ignore[arg-type]
     assert len(set(keys)) == len(keys)
     assert all(len(key) == 64 and set(key) <= set("0123456789abcdef") for key in keys)
