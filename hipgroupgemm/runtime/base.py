@@ -435,9 +435,9 @@ class Runtime(Driver, abc.ABC):
             self._require_programmatic(self.device_info(function.module.device))
         return self._launch_class(self, function, grid, block, shared_bytes, stream, params, programmatic)
 
-    @abc.abstractmethod
     def _require_programmatic(self, info: DeviceInfo) -> None:
         """NotImplementedError unless a device has programmatic launches."""
+        raise NotImplementedError(f"programmatic: {info.architecture} has no such launches; leave it out")
 
     def _launch_failed(
         self, call: str, status: int, function: Function, grid: Sequence[int], block: Sequence[int], shared_bytes: int
@@ -450,6 +450,6 @@ class Runtime(Driver, abc.ABC):
             where += f"; want 1 or more blocks, 1 to {info.max_threads_per_block} threads per block" + self._launch_rule(function, info)
         raise self._fail(call, status, where + (f": {NOTES[status]}" if status in NOTES else ""))
 
-    @abc.abstractmethod
     def _launch_rule(self, function: Function, info: DeviceInfo) -> str:
         """What else a launch has to keep to, in words."""
+        return f", fewer than 2^32 threads in all, and at most {info.shared_memory_optin} bytes"

@@ -187,12 +187,6 @@ class HipRuntime(Runtime):
         """HipRTC's version and the HIP runtime's, which tells releases of the compiler apart."""
         return f"{hiprtc_version()} of HIP {self.version}"
 
-    def _require_programmatic(self, info: DeviceInfo) -> None:
-        raise NotImplementedError("programmatic: ROCm devices have no such launches; leave it out")
-
-    def _launch_rule(self, function: Function, info: DeviceInfo) -> str:
-        return f", fewer than 2^32 threads in all, and at most {info.shared_memory_optin} bytes"
-
 
 class HipLaunch(PreparedLaunch):
     """hipModuleLaunchKernel with its arguments in place; from :meth:`Runtime.prepare_launch`."""
