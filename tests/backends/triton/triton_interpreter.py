@@ -73,7 +73,12 @@ def describe(spec: compiler.KernelSpec) -> compiler.CompiledKernel:
     if spec not in _specs:
         _specs.append(spec)
     code = str(_specs.index(spec)).encode()
-    return compiler._describe(spec, {"boxes": [], "name": spec.function, "shared": 0, "threads": 128}, code)
+    names = [name for name in _function_of(spec).arg_names if dict(spec.signature)[name] != "constexpr"]
+    return compiler._describe(spec, {"boxes": [], "name": spec.function, "shared": 0, "threads": 128, "parameters": names}, code)
+
+
+def _function_of(spec: compiler.KernelSpec) -> Any:
+    return getattr(importlib.import_module(f"hipgroupgemm.backends.triton.kernels.{spec.module}"), spec.function)
 
 
 class Launch(PreparedLaunch):
@@ -260,7 +265,7 @@ class HostRuntime(Runtime):
             assert status == 0, f"the scan's launch was refused: {status}"
             return
         spec = _specs[module]
-        function = getattr(importlib.import_module(f"hipgroupgemm.backends.triton.{spec.module}"), spec.function)
+        function = _function_of(spec)
         values: dict[str, Any] = dict(spec.constants)
         kernel = describe(spec)
         for name, kind, offset in zip(kernel.names, kernel.kinds, offsets, strict=True):
