@@ -45,7 +45,7 @@ class DeviceKernels:
         self._runtime = runtime
         self._fill, self._zero_uncovered = (module.get_function(name) for name in ("hgg_fill", "hgg_zero_uncovered"))
         self._parameters = KernelParameters([Blob(SIZE)])
-        self._uncovered_grid = 2 * runtime.multiprocessor_count(device)
+        self._uncovered_grid = 2 * runtime.device_info(device).multiprocessors
 
     def fill(self, arguments: bytearray, places: int, stream: int) -> None:
         """Launches hgg_fill over `places` groups and surplus records."""
