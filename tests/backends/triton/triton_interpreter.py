@@ -118,7 +118,7 @@ class HostRuntime(Runtime):
         return 1
 
     def _read_info(self, device: int) -> DeviceInfo:
-        return DeviceInfo(device, "Triton's interpreter", "sm_80", "", 3, 32, 1024, 48 << 10, 160 << 10, 0, 1 << 30, False)
+        return DeviceInfo(device, "Triton's interpreter", "sm_80", "", 3, 32, 1024, 48 << 10, 160 << 10, 0, 1 << 30)
 
     def current_device(self) -> int:
         return 0
@@ -148,13 +148,6 @@ class HostRuntime(Runtime):
     def free_plain(self, ptr: int, device: int) -> None:
         if ptr:
             del self.blocks[ptr]
-
-    def malloc(self, nbytes: int, device: int, stream: int = 0) -> int:
-        assert stream not in self.recording, "recorded into the graph"
-        return self.malloc_plain(nbytes, device)
-
-    def free(self, ptr: int, device: int, stream: int = 0) -> None:
-        self.free_plain(ptr, device)
 
     host_malloc, host_free = malloc_plain, free_plain
 
@@ -240,9 +233,6 @@ class HostRuntime(Runtime):
 
     def _load(self, code: bytes, device: int) -> int:
         return int(code) + 10  # a handle is not 0
-
-    def _unload_module(self, handle: int, device: int) -> None:
-        """Nothing was loaded."""
 
     def _get_function(self, module: Any, name: str) -> object:
         return module.handle
