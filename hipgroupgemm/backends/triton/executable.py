@@ -12,7 +12,7 @@ import numpy as np
 
 from hipgroupgemm.backends.base import Arguments, Executable
 from hipgroupgemm.backends.device_kernels import THREADS, scan_blocks
-from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, RAGGED_K, RAGGED_N, SIZE, ScanArguments, fault_from_bytes
+from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, SIZE, ScanArguments, fault_from_bytes
 from hipgroupgemm.backends.triton.compiler import KernelSpec, compile_kernel
 from hipgroupgemm.backends.triton.descriptors import Descriptors
 from hipgroupgemm.backends.triton.kernel_config import DeviceProperties, KernelConfig
@@ -262,9 +262,8 @@ class TritonExecutable(Executable):
         if view.device.kind == "cpu":  # as `execute` has copied them
             packed = packed_strides(view.shape, 8)
             a = dataclasses.replace(a, group_sizes=ArrayView(0, view.shape, packed, np.dtype(np.int64), view.device, view.framework))
-        results = {"starts": "group_starts", "ends": "group_ends", "cover": "covered_range", "fault": "fault"}
-        addresses = {result: base + at[name] for result, name in results.items()}
-        self._scan_arguments.set_scan(a.config, a, sizes, mode=RAGGED_K if self._contracting else RAGGED_N, **addresses)
+        results = {name.removeprefix("group_"): base + at[name] for name in ("group_starts", "group_ends", "covered_range", "fault")}
+        self._scan_arguments.set_scan(a.config, a, sizes, **results)
         tiles = base + at["tiles"] if self._tile_capacity else 0
         self._scan_arguments.set_tiles(self._kernel.tile_m, tiles, base + at["tile_count"], self._tile_capacity)
         self._scan_parameters[0] = self._scan_arguments.bytes
