@@ -21,6 +21,7 @@ from hipgroupgemm.operands.views import Device
 from hipgroupgemm.plan import GroupedMatmulPlan
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
 from hipgroupgemm.reference import ragged_dot_reference
+from hipgroupgemm.version import __version__
 
 if TYPE_CHECKING:
     from hipgroupgemm.tuning.report import TuningReport
@@ -36,6 +37,7 @@ __all__ = [
     "RaggedDotDimensionNumbers",
     "RaggedDotMode",
     "TuningReport",
+    "__version__",
     "as_array",
     "backend_names",
     "clear_plan_cache",
@@ -47,7 +49,6 @@ __all__ = [
     "set_allocator",
     "unregister_backend",
 ]
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:

@@ -138,11 +138,13 @@ class Operands:
         offset = 0 if self.group_offset is None else self.group_offset
         return Arguments(
             config=config,
-            lhs=self.lhs.pointer,
-            rhs=self.rhs.pointer,
-            out=self.output.pointer,
-            c=self.c.pointer if self.c is not None and config.beta else 0,
-            bias=self.bias.pointer if self.bias is not None else 0,
+            pointers={
+                "lhs": self.lhs.pointer,
+                "rhs": self.rhs.pointer,
+                "out": self.output.pointer,
+                "c": self.c.pointer if self.c is not None and config.beta else 0,
+                "bias": self.bias.pointer if self.bias is not None else 0,
+            },
             group_sizes=_sizes_of(config, self.sizes),
             ends=self.ends,
             group_offset=offset,

@@ -13,7 +13,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = ["Epilogue", "GroupedGemmConfig", "RaggedDotMode", "capacity_of", "validate_config"]
 
@@ -37,7 +37,7 @@ PRECISION_ALGORITHMS = (
     "ALG_DOT_F32_F32_F32",
     "ALG_DOT_F64_F64_F64",
 )
-JSON_VERSION = 1
+JSON_VERSION = 2
 
 
 class RaggedDotMode(enum.Enum):
@@ -48,11 +48,34 @@ class RaggedDotMode(enum.Enum):
     BATCH = "batch"
 
 
-class Epilogue(enum.Enum):
-    """What is done to the product before it is stored."""
+@dataclasses.dataclass(frozen=True)
+class Epilogue:
+    """What is done to the product before it is stored: z = alpha P + bias, then the activation of z.
 
-    DEFAULT = "default"
-    BIAS = "bias"
+    Every field that differs from its default is a feature that a backend has to declare, see `GroupedGemmConfig.features`.
+
+    Attributes:
+        bias: whether a bias row is added; a call sets it from whether `bias=` was given.
+        activation: None, or the name of a function that is applied to z.
+        gate: None, "halves" (the first n columns of z are the gate, the last n what it multiplies) or "interleaved" (even, odd columns).
+        limit, sigmoid_scale: of the activation "swiglu_clamped".
+    """
+
+    bias: bool = False
+    activation: str | None = None
+    gate: str | None = None
+    limit: float = 7.0
+    sigmoid_scale: float = 1.702
+
+    DEFAULT: ClassVar[Epilogue]
+    BIAS: ClassVar[Epilogue]
+
+    def features(self) -> frozenset[str]:
+        """The names of the fields that differ from their defaults."""
+        return frozenset(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)
+
+
+Epilogue.DEFAULT, Epilogue.BIAS = Epilogue(), Epilogue(bias=True)
 
 
 def capacity_of(extent: int) -> int:
@@ -64,6 +87,9 @@ def capacity_of(extent: int) -> int:
         return extent
     step = 1 << (extent.bit_length() - 4)
     return -(-extent // step) * step
+
+
+_LAYOUT = {"layout": True}  # marks a field that says how an operand lies; any other field with a default is a feature
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,6 +117,9 @@ class GroupedGemmConfig:
     `group_total` is the number of sizes; it exceeds `group_count` only where a group offset picks groups out of more.
     The alignments (1 to 16 bytes) are the powers of two that divide an operand's address and all its strides but the inner one.
     Types are names of NumPy / ml_dtypes scalar types. alpha and beta are real and finite.
+
+    Three extents that are equal in a plain product are kept apart: the rows of the lhs array (`lhs_rows`), the rows multiplied (m), and
+    the rows of out (`out_rows`). `lhs_rows_extent` and `out_rows_extent` are None where rows are not gathered or scattered.
 
     Raises TypeError or ValueError, from `validate_config`, when the fields do not make sense together.
     """
@@ -135,9 +164,11 @@ class GroupedGemmConfig:
     output_alignment: int
     sizes_per_batch: bool
     group_total: int
-    epilogue: Epilogue
-    bias_group_stride: int = 0
-    bias_inner_stride: int = 1
+    epilogue: Epilogue = Epilogue.DEFAULT
+    bias_group_stride: int = dataclasses.field(default=0, metadata=_LAYOUT)
+    bias_inner_stride: int = dataclasses.field(default=1, metadata=_LAYOUT)
+    lhs_rows_extent: int | None = None
+    out_rows_extent: int | None = None
 
     def __post_init__(self) -> None:
         validate_config(self)
@@ -176,6 +207,8 @@ class GroupedGemmConfig:
 
     def _key_at(self, capacity: int) -> GroupedGemmConfig:
         new: dict[str, Any] = {"alpha": 1.0, "beta": 1.0 if self.beta else 0.0}
+        new.update({name: 0 for name in ("lhs_rows_extent", "out_rows_extent") if getattr(self, name) is not None})
+        new["epilogue"] = dataclasses.replace(self.epilogue, limit=Epilogue.DEFAULT.limit, sigmoid_scale=Epilogue.DEFAULT.sigmoid_scale)
         mode = self.ragged_mode
         if mode is RaggedDotMode.NON_CONTRACTING:
             new["m"] = capacity
@@ -218,6 +251,55 @@ class GroupedGemmConfig:
             reach += stride * (max(axes[name][0], 1) - 1)
             reach_at_capacity = new * capacity if name == ragged else reach_at_capacity + new * (max(axes[name][1], 1) - 1)
         return raised
+
+    @property
+    def lhs_rows(self) -> int:
+        """Rows of the lhs array along its ragged axis, or along m where that is not ragged: the product's own where none are gathered."""
+        rows = self.k if self.ragged_mode is RaggedDotMode.CONTRACTING else self.m
+        return rows if self.lhs_rows_extent is None else self.lhs_rows_extent
+
+    @property
+    def out_rows(self) -> int:
+        """Rows of the out array: m where none are scattered."""
+        return self.m if self.out_rows_extent is None else self.out_rows_extent
+
+    # ---- what a backend has to have ------------------------------------------------------------------------------------------
+
+    def features(self) -> frozenset[str]:
+        """By name, all that this problem needs beyond the plain product. A backend that does not declare each of them refuses.
+
+        alpha, c, bias, sizes_per_batch, group_offset, mixed_types (operands of two types), wide_output and narrow_output (out has more or
+        fewer bytes an element than the operands), tf32; and every field with a default, of this class or of `Epilogue`, that has another
+        value: so a field that is added later is a feature, and refused, until a backend declares it.
+        """
+        found = set(self.epilogue.features())
+        for field in dataclasses.fields(self):
+            optional = field.default is not dataclasses.MISSING and field.name != "epilogue" and not field.metadata.get("layout")
+            if optional and getattr(self, field.name) != field.default:
+                found.add(field.name.removesuffix("_extent"))
+        operand = max(FLOAT_BYTES[self.type_a], FLOAT_BYTES[self.type_b])
+        needed = {
+            "alpha": self.alpha != 1,
+            "c": self.beta != 0,
+            "sizes_per_batch": self.sizes_per_batch,
+            "group_offset": self.group_total != self.group_count and self.ragged_mode is not RaggedDotMode.BATCH,
+            "mixed_types": self.type_a != self.type_b,
+            "wide_output": FLOAT_BYTES[self.type_d] > operand,
+            "narrow_output": FLOAT_BYTES[self.type_d] < operand,
+            "tf32": self.compute_type == "tf32",
+        }
+        return frozenset(found | {name for name, wanted in needed.items() if wanted})
+
+    def layouts(self) -> frozenset[str]:
+        """By name, what is unusual about how the operands lie: column_major_output, and <operand>_inner_stride where that is not 1."""
+        found = {f"{name}_inner_stride" for name in ("lhs", "rhs", "output") if getattr(self, f"{name}_inner_stride") != 1}
+        if self.beta and self.c_inner_stride != 1:
+            found.add("c_inner_stride")
+        if self.epilogue.bias and self.bias_inner_stride != 1:
+            found.add("bias_inner_stride")
+        if not self.must_swap_operands:
+            found.add("column_major_output")
+        return frozenset(found)
 
     # ---- strides by axis ---------------------------------------------------------------------------------------------------
 
@@ -299,7 +381,7 @@ class GroupedGemmConfig:
             used = [(group, entry) for entry, sizes in enumerate(per_batch) for group, size in enumerate(sizes) if size]
             weights = len({(group if rhs_group else 0, entry if rhs_batch else 0) for group, entry in used})
             lhs, rhs = covered(lhs_batch, lhs_m) * _distinct((self.k, lhs_k)), weights * _distinct((self.k, rhs_k), (self.n, rhs_n))
-            if self.epilogue is Epilogue.BIAS:
+            if self.epilogue.bias:
                 bias = len({group if self.bias_group_stride else 0 for group, _ in used}) * _distinct((self.n, self.bias_inner_stride))
         elif mode is RaggedDotMode.CONTRACTING:
             lhs, rhs = covered(lhs_batch, lhs_k) * _distinct((self.m, lhs_m)), covered(rhs_batch, rhs_k) * _distinct((self.n, rhs_n))
@@ -321,6 +403,7 @@ class GroupedGemmConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             data[field.name] = value.value if isinstance(value, enum.Enum) else value
+        data["epilogue"] = dataclasses.asdict(self.epilogue)
         return json.dumps(data)
 
     @classmethod
@@ -340,7 +423,7 @@ class GroupedGemmConfig:
             raise ValueError(f"text: missing fields {sorted(names - data.keys())}, unknown fields {sorted(data.keys() - names)}")
         try:
             data["ragged_mode"] = RaggedDotMode(data["ragged_mode"])
-            data["epilogue"] = Epilogue(data["epilogue"])
+            data["epilogue"] = Epilogue(**data["epilogue"])
             return cls(**data)
         except (TypeError, ValueError) as error:
             raise ValueError(f"text: {error}") from None
@@ -401,6 +484,8 @@ def validate_config(config: GroupedGemmConfig) -> None:
             _require_type(name, value, RaggedDotMode, "a RaggedDotMode")
         elif name == "epilogue":
             _require_type(name, value, Epilogue, "an Epilogue")
+        elif name.endswith("_extent") and value is None:
+            continue
         elif name.startswith("type_"):
             _require_choice(name, value, tuple(FLOAT_BYTES))
         elif name == "precision_algorithm":
@@ -436,11 +521,11 @@ def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 def _validate_types(config: GroupedGemmConfig) -> None:
     if config.type_c != config.type_d:
         raise ValueError(f"type_c={config.type_c}: c must have out's type, type_d={config.type_d}")
-    double = "float64" in (config.type_a, config.type_b)
+    double = "float64" in (config.type_a, config.type_b, config.type_d)
     if double != (config.compute_type == "float64"):
         raise ValueError(
-            f"compute_type={config.compute_type}: float64 accumulation goes with float64 operands, "
-            f"got type_a={config.type_a}, type_b={config.type_b}"
+            f"compute_type={config.compute_type}: float64 accumulation goes with a float64 operand or output, "
+            f"got type_a={config.type_a}, type_b={config.type_b}, type_d={config.type_d}"
         )
     if config.compute_type == "tf32" and not config.type_a == config.type_b == "float32":
         raise ValueError(f"compute_type=tf32: needs float32 operands, got {config.type_a} and {config.type_b}")
@@ -494,5 +579,5 @@ def _validate_layout(config: GroupedGemmConfig) -> None:
 def _validate_groups(config: GroupedGemmConfig) -> None:
     if config.group_total < config.group_count and config.ragged_mode is not RaggedDotMode.BATCH:
         raise ValueError(f"group_total={config.group_total}: there must be at least group_count={config.group_count} group sizes")
-    if config.epilogue is Epilogue.BIAS and config.ragged_mode is not RaggedDotMode.NON_CONTRACTING:
-        raise ValueError(f"epilogue=BIAS: only NON_CONTRACTING takes a bias, not {config.ragged_mode.name}")
+    if config.epilogue.bias and config.ragged_mode is not RaggedDotMode.NON_CONTRACTING:
+        raise ValueError(f"epilogue.bias: only NON_CONTRACTING takes a bias, not {config.ragged_mode.name}")

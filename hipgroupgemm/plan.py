@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hipgroupgemm.backends import get_backend, passed_over, select_backend
-from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits, find_algorithm
+from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits
 from hipgroupgemm.backends.ranges import with_ranges
 from hipgroupgemm.calls import Operands, gather
 from hipgroupgemm.config import GroupedGemmConfig
@@ -115,7 +115,7 @@ class GroupedMatmulPlan:
             raise ValueError(f"algorithm: {name!r} belongs to backend {backend!r}, this plan runs on {self.backend!r}")
         with self._lock:
             self._require_open()
-            candidate = find_algorithm(self._backend, self.key, self.device, name, number)
+            candidate = self._backend.find_algorithm(self.key, self.device, name, number)
             if candidate is not None:
                 if candidate != self._algorithm:
                     self._drop_executables()
@@ -343,7 +343,7 @@ class GroupedMatmulPlan:
     def _run_again(self, repeat: Repeat, out: Any) -> Any:
         """Makes a call again that was looked at before; out is the caller's, or None where it is made anew."""
         arguments = repeat.arguments
-        pointer = arguments.out
+        pointer = arguments.pointers["out"]
         given = out
         if out is None:
             out, pointer = repeat.output()
@@ -353,7 +353,7 @@ class GroupedMatmulPlan:
             executable = self._executables.get(arguments.stream)
             if executable is None:
                 executable = self._executable(arguments.stream)
-            arguments.out = pointer
+            arguments.pointers["out"] = pointer
             executable.execute(arguments)
         return out if given is None else repeat.written(out)
 

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Device, Executable, MatmulAlgorithm
-from hipgroupgemm.backends.reference import run_config
+from hipgroupgemm.backends.reference import ReferenceBackend, run_config
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.problem.groups import GroupFault
 
@@ -42,7 +42,7 @@ class DoubleExecutable(Executable):
         self.closed = True
 
 
-class DoubleBackend:
+class DoubleBackend(ReferenceBackend):
     """Serves everything that `reason` does not refuse, with three algorithms of growing workspace, the middle one deterministic."""
 
     def __init__(self, name: str = "double", reason: str | None = None) -> None:

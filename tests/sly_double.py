@@ -43,7 +43,7 @@ class _Sly(_Executable):
 
     def elements(self, arguments: Arguments, name: str) -> np.ndarray[Any, Any]:
         layout = layouts_of(arguments.config)[name]
-        return numpy_view(getattr(arguments, name), layout.shape, layout.byte_strides, layout.dtype)
+        return numpy_view(arguments.pointers[name], layout.shape, layout.byte_strides, layout.dtype)
 
     def execute(self, arguments: Arguments) -> None:
         offset = arguments.group_offset
@@ -82,7 +82,7 @@ class _Sly(_Executable):
 
     def run_spoils_c(self, arguments: Arguments, _: str) -> None:
         run_config(arguments.config, arguments)
-        if arguments.c != arguments.out:
+        if arguments.pointers["c"] != arguments.pointers["out"]:
             self.elements(arguments, "c")[0, 0, -1, -1] += 1
 
     def run_spoils_bias(self, arguments: Arguments, _: str) -> None:
@@ -98,7 +98,7 @@ class _Sly(_Executable):
         """Writes the four bytes behind rhs."""
         run_config(arguments.config, arguments)
         layout = layouts_of(arguments.config)["rhs"]
-        numpy_view(arguments.rhs + layout.reach, (4,), (1,), np.dtype(np.uint8))[...] = 1
+        numpy_view(arguments.pointers["rhs"] + layout.reach, (4,), (1,), np.dtype(np.uint8))[...] = 1
 
     def run_spoils_late(self, arguments: Arguments, count: str) -> None:
         """Leaves its inputs alone until it has run so many times."""
@@ -131,17 +131,17 @@ class _Sly(_Executable):
     # ---- what is remembered --------------------------------------------------------------------------------------------------
 
     def run_remembers_lhs(self, arguments: Arguments, _: str) -> None:
-        held = self.memory.setdefault(arguments.lhs, self.copy(arguments, "lhs"))
-        run_config(arguments.config, dataclasses.replace(arguments, lhs=held.ctypes.data))
+        held = self.memory.setdefault(arguments.pointers["lhs"], self.copy(arguments, "lhs"))
+        run_config(arguments.config, dataclasses.replace(arguments, pointers={**arguments.pointers, "lhs": held.ctypes.data}))
 
     def run_remembers_rhs(self, arguments: Arguments, _: str) -> None:
-        held = self.memory.setdefault(arguments.rhs, self.copy(arguments, "rhs"))
-        run_config(arguments.config, dataclasses.replace(arguments, rhs=held.ctypes.data))
+        held = self.memory.setdefault(arguments.pointers["rhs"], self.copy(arguments, "rhs"))
+        run_config(arguments.config, dataclasses.replace(arguments, pointers={**arguments.pointers, "rhs": held.ctypes.data}))
 
     def copy(self, arguments: Arguments, name: str) -> np.ndarray[Any, Any]:
         """All bytes of an operand, so that they can be used with its strides."""
         reach = layouts_of(arguments.config)[name].reach
-        return numpy_view(getattr(arguments, name), (reach,), (1,), np.dtype(np.uint8)).copy()
+        return numpy_view(arguments.pointers[name], (reach,), (1,), np.dtype(np.uint8)).copy()
 
     def run_remembers_sizes(self, arguments: Arguments, _: str) -> None:
         view = arguments.group_sizes

@@ -77,8 +77,8 @@ def test_what_is_no_backend_is_not_registered():
     nameless = DoubleBackend()
     nameless.name = None
     for backend, kinds, error, text in (
-        (DoubleBackend, ("cpu",), TypeError, "wanted an instance of a backend"),
-        (object(), ("cpu",), TypeError, "wanted an instance of a backend"),
+        (DoubleBackend, ("cpu",), TypeError, "wanted an instance of a subclass"),
+        (object(), ("cpu",), TypeError, "wanted an instance of a subclass"),
         (nameless, ("cpu",), TypeError, "wanted a name that is a string, got None"),
         (DoubleBackend(), "cpu", TypeError, r"kinds='cpu': wanted a sequence of kinds, such as \('cpu',\)"),
         (DoubleBackend(), ("cpu", "tpu"), ValueError, "'tpu' is no kind of device; wanted some of cpu, cuda, rocm"),
@@ -194,7 +194,8 @@ def test_a_backend_gets_the_exact_problem_and_addresses(registered, rng):
         plan.execute(lhs[:33], rhs, offs=np.cumsum(sizes // 2), out=out[:33], bias=bias, alpha=2, tail="undefined", check="sync", stream=5)
     (call,) = double.calls
     assert isinstance(call, Arguments)
-    assert (call.lhs, call.rhs, call.out, call.bias, call.c) == (lhs.ctypes.data, rhs.ctypes.data, out.ctypes.data, bias.ctypes.data, 0)
+    wanted = {"lhs": lhs.ctypes.data, "rhs": rhs.ctypes.data, "out": out.ctypes.data, "bias": bias.ctypes.data, "c": 0}
+    assert call.pointers == wanted
     assert (call.config.m, call.config.alpha, call.config.beta) == (33, 2.0, 0.0)
     assert call.config.key(36) == plan.key
     assert (call.ends, call.tail, call.check, call.stream, call.group_offset) == (True, "undefined", "sync", 5, 0)

@@ -193,7 +193,7 @@ class Broken(ReferenceBackend):
                     inner.execute(arguments)
                 if outer.calls > outer.from_call:
                     exact = arguments.config  # this call's extents; config is the plan's key, which reaches further
-                    outer.spoil(numpy_view(arguments.out, (exact.m * exact.n,), (4,), FLOAT32))
+                    outer.spoil(numpy_view(arguments.pointers["out"], (exact.m * exact.n,), (4,), FLOAT32))
 
         return Executable(config, algorithm)
 

@@ -61,7 +61,7 @@ class Wrong(ReferenceBackend):
         class Executable(type(inner)):
             def execute(self, arguments) -> None:
                 inner.execute(arguments)
-                numpy_view(arguments.out, (1,), (4,), np.dtype(np.float32))[0] += 1
+                numpy_view(arguments.pointers["out"], (1,), (4,), np.dtype(np.float32))[0] += 1
 
         return Executable(config, algorithm)
 

@@ -269,7 +269,7 @@ def test_a_stored_algorithm_is_found_again(rng):
     """One that hipBLASLt's ranking has not, with the workspace that it has in the whole list; and by index and name together alone."""
     from store_reports import report, row
 
-    from hipgroupgemm.backends.base import AlgorithmLimits, find_algorithm
+    from hipgroupgemm.backends.base import AlgorithmLimits
     from hipgroupgemm.store.identity import identity
     from hipgroupgemm.store.store import default_store
 
@@ -278,10 +278,10 @@ def test_a_stored_algorithm_is_found_again(rng):
     config = hgg.config_for_ragged_dot(problem.lhs.array, problem.rhs.array, problem.sizes.array)
     every = backend.algorithms(config.key(), device, AlgorithmLimits())
     for algorithm in (every[0], every[-1]):
-        assert find_algorithm(backend, config.key(), device, algorithm.name, algorithm.index) == algorithm
-    assert find_algorithm(backend, config.key(), device, every[0].name, every[-1].index) is None
-    assert find_algorithm(backend, config.key(), device, every[-1].name, 1 << 30) is None
-    assert find_algorithm(backend, config.key(), device, "nobody", -1) is None
+        assert backend.find_algorithm(config.key(), device, algorithm.name, algorithm.index) == algorithm
+    assert backend.find_algorithm(config.key(), device, every[0].name, every[-1].index) is None
+    assert backend.find_algorithm(config.key(), device, every[-1].name, 1 << 30) is None
+    assert backend.find_algorithm(config.key(), device, "nobody", -1) is None
     about = identity(device)
     assert about["versions"]["hipblaslt"][0].isdigit() and about["backends"]["hipblaslt"] == ["hipgroupgemm", "hipblaslt"]
     assert about["target"].startswith("gfx") and about["compute_units"] > 0

@@ -15,6 +15,7 @@ import pytest
 import hipgroupgemm as hgg
 from hipgroupgemm import backends, repeats
 from hipgroupgemm.backends.base import Executable, MatmulAlgorithm
+from hipgroupgemm.backends.reference import ReferenceBackend
 from hipgroupgemm.operands import arrays
 
 ragged_dot = sys.modules["hipgroupgemm.api"]  # the package's attribute of this name is the function
@@ -45,13 +46,22 @@ class Noting(Executable):
         self.calls = calls
 
     def execute(self, arguments):
-        self.calls.append((arguments.lhs, arguments.out, arguments.config, arguments.stream, arguments.tail, arguments.config.alpha))
+        self.calls.append(
+            (
+                arguments.pointers["lhs"],
+                arguments.pointers["out"],
+                arguments.config,
+                arguments.stream,
+                arguments.tail,
+                arguments.config.alpha,
+            )
+        )
 
     def explain(self):
         return "notes"
 
 
-class NotingBackend:
+class NotingBackend(ReferenceBackend):
     name = "noting"
 
     def __init__(self):

@@ -75,7 +75,7 @@ def runtime(monkeypatch):
         executable, "Descriptors", lambda *_: types.SimpleNamespace(point=lambda *_: None, move=lambda *_: None)
     )  # fmt: skip
     monkeypatch.setattr(
-        executable, "Scratch", lambda *_, **__: types.SimpleNamespace(reserve=lambda _: None, pointer=lambda *_: BASE, close=lambda: None)
+        executable, "Scratch", lambda *_, **__: types.SimpleNamespace(reserve=lambda: None, pointer=lambda *_: BASE, close=lambda: None)
     )  # fmt: skip
 
     class HostSizes(executable.HostSizes):
@@ -102,7 +102,7 @@ def config_of(mode, rows=64, groups=6, **kwargs):
 def call(config, dtype="int32", step=None, device=CUDA, ends=False, offset=0, at=SIZES, out=3 << 20):
     dtype = np.dtype(dtype)
     view = ArrayView(at, (config.group_total,), (step or dtype.itemsize,), dtype, device, "")
-    return Arguments(config, 1 << 20, 2 << 20, out, 0, 0, view, ends, offset, "zero", "none", 0)
+    return Arguments(config, {"lhs": 1 << 20, "rhs": 2 << 20, "out": out}, view, ends, offset, "zero", "none", 0)
 
 
 def make(runtime, config):

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Device, Executable, MatmulAlgorithm
-from hipgroupgemm.backends.reference import numpy_view, run_config
+from hipgroupgemm.backends.reference import ReferenceBackend, numpy_view, run_config
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.host_harness import HostHarness
 from hipgroupgemm.operands.dtypes import DTYPES
@@ -73,7 +73,7 @@ class _Executable(Executable):
         dtype = DTYPES[c.type_d]
         slabs = c.group_count if c.ragged_mode is RaggedDotMode.CONTRACTING else 1
         strides = tuple(s * dtype.itemsize for s in c.output_strides)
-        return numpy_view(arguments.out, (slabs, c.batch_count, c.m, c.n), strides, dtype)
+        return numpy_view(arguments.pointers["out"], (slabs, c.batch_count, c.m, c.n), strides, dtype)
 
     def sizes(self, arguments: Arguments) -> np.ndarray[Any, Any]:
         view = arguments.group_sizes
@@ -131,7 +131,7 @@ class _Executable(Executable):
 
     def run_wrong_in_place(self, arguments: Arguments, _: str) -> None:
         """Clears out before it reads c."""
-        if arguments.c == arguments.out:
+        if arguments.pointers["c"] == arguments.pointers["out"]:
             self.out(arguments)[...] = 0
         run_config(arguments.config, arguments)
 
@@ -168,7 +168,7 @@ class _Executable(Executable):
         c = arguments.config
         dtype = DTYPES[c.type_b]
         strides = tuple(s * dtype.itemsize for s in c.rhs_strides)
-        rhs = numpy_view(arguments.rhs, (c.group_count, c.batch_count, c.k, c.n), strides, dtype)
+        rhs = numpy_view(arguments.pointers["rhs"], (c.group_count, c.batch_count, c.k, c.n), strides, dtype)
         with np.errstate(all="ignore"):
             none = 0 * rhs.astype(np.float32).sum((0, 2))
             ends = scan(self.sizes(arguments), c.m).ends
@@ -289,7 +289,7 @@ class _Unspeakable(Exception):
         raise ValueError("there are no words for it")
 
 
-class TuningDouble:
+class TuningDouble(ReferenceBackend):
     """A backend with one algorithm a name. A name is a method of `_Executable` without its "run_", and a parameter behind a colon.
 
     Args:

@@ -6,7 +6,7 @@ It lives in a module of its own so that the worker process can import and unpick
 from __future__ import annotations
 
 from hipgroupgemm.backends import get_backend
-from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Device, Executable, MatmulAlgorithm
+from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Backend, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.problem.groups import GroupFault
 from hipgroupgemm.runtime import get_runtime
@@ -37,13 +37,13 @@ class _Executable(Executable):
         self.inner.execute(arguments)
         with self.runtime.use_device(self.device.index):
             if self.harm == "zeroes":
-                self.runtime.memset_async(arguments.out, 0, 32, self.stream)
+                self.runtime.memset_async(arguments.pointers["out"], 0, 32, self.stream)
             elif self.harm == "illegal":
                 self._launch("poke", 0x123456789000)
             elif self.harm == "spins":
                 self._launch("spin", self.memory)
             elif self.harm == "drifts":
-                self._launch("drift", arguments.out, self.memory)
+                self._launch("drift", arguments.pointers["out"], self.memory)
 
     def _launch(self, name: str, *pointers: int) -> None:
         parameters = KernelParameters(["ptr"] * len(pointers))
@@ -62,7 +62,7 @@ class _Executable(Executable):
         self.runtime.free_plain(self.memory, self.device.index)
 
 
-class HarmfulDouble:
+class HarmfulDouble(Backend):
     """The first algorithm of another backend, once for each kind of harm.
 
     Args:

@@ -47,8 +47,8 @@ def register_backend(backend: Backend, kinds: Iterable[str], *, first: bool = Fa
         ValueError: an unknown kind of device, or a backend of that name is there already.
     """
     global _changes, _kinds
-    if isinstance(backend, type) or not callable(getattr(backend, "can_handle", None)):
-        raise TypeError(f"backend={backend!r}: wanted an instance of a backend, with can_handle, algorithms and prepare")
+    if not isinstance(backend, Backend):
+        raise TypeError(f"backend={backend!r}: wanted an instance of a subclass of backends.base.Backend")
     if not isinstance(getattr(backend, "name", None), str) or not backend.name:
         raise TypeError(f"backend={backend!r}: wanted a name that is a string, got {getattr(backend, 'name', None)!r}")
     if isinstance(kinds, str):

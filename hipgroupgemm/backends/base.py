@@ -5,14 +5,14 @@ from __future__ import annotations
 import abc
 import dataclasses
 import sys
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.views import ArrayView, Device
 from hipgroupgemm.problem.groups import GroupFault
+from hipgroupgemm.version import __version__
 
-__all__ = ["AlgorithmLimits", "Arguments", "Backend", "Device", "Executable", "MatmulAlgorithm", "find_algorithm", "versions_of"]
+__all__ = ["AlgorithmLimits", "Arguments", "Backend", "Device", "Executable", "MatmulAlgorithm", "versions_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Arguments:
 
     Attributes:
         config: the problem; its key at the plan's capacity is the plan's key.
-        lhs, rhs, out, c, bias: addresses of first elements; c is 0 when beta is 0, bias is 0 when there is none.
+        pointers: by role ("lhs", "rhs", "out", "c", "bias"), the address of the operand's first element; c is 0 when beta is 0, and an
+            operand that the config does not have is 0 or not there.
         group_sizes: the sizes, or the end offsets where `ends` is true; on the device or, already validated, on the host. Its shape is
             (group_total,), or (batch, group_total) where the config's sizes_per_batch is true, with any strides, 0 included.
         ends: whether `group_sizes` holds end offsets.
@@ -70,11 +71,7 @@ class Arguments:
     """
 
     config: GroupedGemmConfig
-    lhs: int
-    rhs: int
-    out: int
-    c: int
-    bias: int
+    pointers: dict[str, int]
     group_sizes: ArrayView
     ends: bool
     group_offset: int | ArrayView
@@ -116,44 +113,75 @@ class Executable(abc.ABC):
         """Frees what it holds, in the stream's order."""
 
 
-class Backend(Protocol):
-    """A way to run configs. A backend is one module with one such class, and never imports the plan.
+class Backend(abc.ABC):
+    """A way to run configs. A backend is one module (or folder) with one such class, and never imports the plan.
 
-    It may have three methods more. `versions(device) -> dict[str, str]`: the versions, beside this package's own, that decide what its
-    algorithms are and how fast; stored tuning results hold for these alone. `find_algorithm(config, device, name, index) ->
-    MatmulAlgorithm | None`: one algorithm without listing all, where that is quicker. `compile_ahead(config, device, algorithms,
-    seconds) -> int`: compiles for many algorithms at once, into a cache that other processes find; how many kernels that were.
+    It declares what it has, and `can_handle` refuses whatever is not declared: a feature, type or layout that nobody thought of when the
+    backend was written is refused, never computed as something else.
+
+    Attributes:
+        name: what callers say in `backend=`.
+        types: the names of the element types that operands may have. output_types: those of out; None for the same.
+        features: as `GroupedGemmConfig.features` names them. layouts: as `GroupedGemmConfig.layouts` does.
+        modes: the ragged dot's.
     """
 
     name: str
+    types: frozenset[str]
+    output_types: frozenset[str] | None = None
+    features: frozenset[str] = frozenset()
+    layouts: frozenset[str] = frozenset()
+    modes: frozenset[RaggedDotMode] = frozenset(RaggedDotMode)
 
     def can_handle(self, config: GroupedGemmConfig, device: Device) -> str | None:
         """None when it can run the config on the device, else the reason why not, to be read after "<name>: "."""
+        if config.ragged_mode not in self.modes:
+            return f"{config.ragged_mode.name} is not offered"
+        outputs = self.types if self.output_types is None else self.output_types
+        for field, offered in (("type_a", self.types), ("type_b", self.types), ("type_d", outputs)):
+            held = getattr(config, field)
+            if held not in offered:
+                return f"{field}={held}: not offered; it has {', '.join(sorted(offered))}"
+        missing = config.features() - self.features
+        if missing:
+            return f"it does not have {', '.join(sorted(missing))}"
+        missing = config.layouts() - self.layouts
+        if missing:
+            return f"it does not take the layout {', '.join(f'{m} = {getattr(config, m, True)}' for m in sorted(missing))}"
+        return self.refusal(config, device)
 
+    def refusal(self, config: GroupedGemmConfig, device: Device) -> str | None:
+        """Reasons that depend on values or on the device: None, or why a config, all of whose needs are declared, is not run."""
+        del config, device
+        return None
+
+    @abc.abstractmethod
     def algorithms(self, config: GroupedGemmConfig, device: Device, limits: AlgorithmLimits) -> list[MatmulAlgorithm]:
         """The algorithms that can run the config within the limits, the best guess first."""
 
+    @abc.abstractmethod
     def prepare(self, config: GroupedGemmConfig, device: Device, algorithm: MatmulAlgorithm, stream: int) -> Executable:
         """Compiles, loads and allocates what `algorithm` needs to run `config` on `stream`."""
+
+    def versions(self, device: Device) -> dict[str, str]:
+        """The versions, beside this package's own, that decide what its algorithms are and how fast: stored results hold for these."""
+        del device
+        return {}
+
+    def find_algorithm(self, config: GroupedGemmConfig, device: Device, name: str, index: int) -> MatmulAlgorithm | None:
+        """The algorithm that has this name and this index together, or None: another process may have numbered the kernels differently."""
+        found = self.algorithms(config, device, AlgorithmLimits())
+        return next((algorithm for algorithm in found if algorithm.name == name and algorithm.index == index), None)
+
+    def compile_ahead(self, config: GroupedGemmConfig, device: Device, algorithms: list[MatmulAlgorithm], seconds: float) -> int:
+        """Compiles for many algorithms at once, into a cache that other processes find; how many kernels that were."""
+        del config, device, algorithms, seconds
+        return 0
 
 
 def versions_of(backend: Backend, device: Device) -> dict[str, str]:
     """What a backend's tuning results on a device depend on, by name: this package's version and those that the backend tells."""
-    import hipgroupgemm
-
-    tell: Callable[[Device], dict[str, str]] | None = getattr(backend, "versions", None)
-    return {"hipgroupgemm": hipgroupgemm.__version__, **(tell(device) if tell is not None else {})}
-
-
-def find_algorithm(backend: Backend, config: GroupedGemmConfig, device: Device, name: str, index: int) -> MatmulAlgorithm | None:
-    """The algorithm that has this name and this index together, or None: another process may have numbered the kernels differently."""
-    find: Callable[[GroupedGemmConfig, Device, str, int], MatmulAlgorithm | None] | None = getattr(backend, "find_algorithm", None)
-    if find is not None:
-        return find(config, device, name, index)
-    for algorithm in backend.algorithms(config, device, AlgorithmLimits()):
-        if algorithm.name == name and algorithm.index == index:
-            return algorithm
-    return None
+    return {"hipgroupgemm": __version__, **backend.versions(device)}
 
 
 def as_limits(max_algorithm_count: Any, max_workspace_size: Any) -> AlgorithmLimits:

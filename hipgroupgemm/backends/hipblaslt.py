@@ -12,14 +12,14 @@ import threading
 from typing import Any
 
 from hipgroupgemm import native
-from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Device, Executable, MatmulAlgorithm
+from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Backend, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.backends.device_kernels import DeviceKernels, PinnedRing
 from hipgroupgemm.backends.hipblaslt_terms import COMPUTE, TYPES, Refused, Terms, patch_record, terms_of
 from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, RAGGED_N, RECORD_BYTES, ScanArguments, fault_from_bytes
-from hipgroupgemm.config import FLOAT_BYTES, Epilogue, GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.problem.groups import GroupFault
 from hipgroupgemm.runtime import RuntimeUnavailable, get_runtime
-from hipgroupgemm.runtime.scratch import Scratch, pack_sections
+from hipgroupgemm.runtime.scratch import ScratchMemory, pack_sections
 
 __all__ = ["HipblasltBackend"]
 
@@ -74,7 +74,7 @@ def _grouped_gemm(handle: native.Handle, config: GroupedGemmConfig, terms: Terms
         compute=native.ComputeType(COMPUTE[config.compute_type]),
         trans_a=terms.trans_a,
         trans_b=terms.trans_b,
-        epilogue=native.Epilogue.BIAS if config.epilogue is Epilogue.BIAS else native.Epilogue.DEFAULT,
+        epilogue=native.Epilogue.BIAS if config.epilogue.bias else native.Epilogue.DEFAULT,
         bias_type=d,
     )
     sizes = terms.problem_sizes()
@@ -107,17 +107,20 @@ def _grouped_gemm(handle: native.Handle, config: GroupedGemmConfig, terms: Terms
     return gemm
 
 
-class HipblasltBackend:
+class HipblasltBackend(Backend):
     """hipBLASLt's grouped GEMM on ROCm devices. What it cannot express, or has no kernels for, it refuses with the reason."""
 
     name = "hipblaslt"
+    types = frozenset(TYPES)
+    features = frozenset(("alpha", "bias", "c", "group_offset", "narrow_output", "sizes_per_batch", "tf32", "wide_output"))
+    layouts = frozenset(("column_major_output",))
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._algorithms: dict[tuple[GroupedGemmConfig, int, bool], list[MatmulAlgorithm]] = {}
         self._version = ""
 
-    def can_handle(self, config: GroupedGemmConfig, device: Device) -> str | None:
+    def refusal(self, config: GroupedGemmConfig, device: Device) -> str | None:
         """None when hipBLASLt has at least one algorithm for the config on this device, else the reason why not."""
         if device.kind != "rocm":
             return f"it serves ROCm devices, the operands are on {device}"
@@ -215,7 +218,7 @@ class _Slot:
     """Scratch and a GroupedGemm that use each other: one for plain executes, one for every graph capture."""
 
     gemm: native.GroupedGemm | None
-    scratch: Scratch
+    scratch: ScratchMemory
     base: int
     template: bytes
     workspace: int
@@ -246,13 +249,13 @@ class _HipblasltExecutable(Executable):
         self._spare: list[_Slot] = []  # ready for captures to come
         self._captured: list[_Slot] = []
         with self.runtime.use_device(device.index):
-            self._slot = self._make_slot()
+            self._slot = self._make_slot(graph=False)
 
     # ---- slots -------------------------------------------------------------------------------------------------------------
 
-    def _make_slot(self) -> _Slot:
-        scratch = Scratch(self.runtime, self.device.index, self.stream, preserve=FAULT_BYTES)
-        base = scratch.pointer(self.scratch_size)
+    def _make_slot(self, *, graph: bool) -> _Slot:
+        scratch = ScratchMemory(self.runtime, self.device.index, self.stream, self.scratch_size, graph=graph)
+        base = scratch.address
         gemm, template, workspace = None, bytes(RECORD_BYTES), base + self.offsets[6]
         if self.algorithm.index != NO_PRODUCT.index:
             handle = _handles.acquire(self.device.index, self.stream)
@@ -272,7 +275,7 @@ class _HipblasltExecutable(Executable):
         """Also readies one graph capture: what a capture uses cannot be made while it runs."""
         if not self._spare:
             with self.runtime.use_device(self.device.index):
-                self._spare.append(self._make_slot())
+                self._spare.append(self._make_slot(graph=True))
 
     def _slot_for(self, capture: int) -> _Slot:
         if not capture:
@@ -333,14 +336,15 @@ class _HipblasltExecutable(Executable):
         packed.set_records(0 if slot.gemm is None else base + at[5], self.terms.records)
         packed.set_scalars(config.alpha, config.beta, double=config.compute_type == "float64")
         a_size, b_size, d_size = FLOAT_BYTES[config.type_a], FLOAT_BYTES[config.type_b], FLOAT_BYTES[config.type_d]
-        lhs, rhs = arguments.lhs, arguments.rhs
+        at_role = arguments.pointers
+        lhs, rhs, out = at_role["lhs"], at_role["rhs"], at_role["out"]
         a, b = (rhs, lhs) if terms.swapped else (lhs, rhs)
-        c = arguments.c if config.beta else arguments.out
-        operands = (("a", a, terms.a, a_size), ("b", b, terms.b, b_size), ("c", c, terms.c, d_size), ("d", arguments.out, terms.d, d_size))
+        c = at_role["c"] if config.beta else out
+        operands = (("a", a, terms.a, a_size), ("b", b, terms.b, b_size), ("c", c, terms.c, d_size), ("d", out, terms.d, d_size))
         for name, address, matrix, size in operands:
             packed.set_operand(name, address, matrix.row * size, matrix.group * size, matrix.batch * size if self.terms.totals > 1 else 0)
-        packed.set_operand("bias", arguments.bias, 0, config.bias_group_stride * d_size, 0)
-        packed.set_finish(config, arguments.out, c)
+        packed.set_operand("bias", at_role.get("bias", 0), 0, config.bias_group_stride * d_size, 0)
+        packed.set_finish(config, out, c)
         packed.set_record(patch_record(slot.template, terms, product=product))
         return terms
 

@@ -12,7 +12,7 @@ import struct
 import numpy as np
 
 from hipgroupgemm.backends.scan_arguments import RAGGED_K, RAGGED_N
-from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 
 __all__ = ["Matrix", "Refused", "Terms", "patch_record", "terms_of"]
 
@@ -119,16 +119,11 @@ def _matrix(
 def terms_of(config: GroupedGemmConfig) -> Terms:
     """The config in hipBLASLt's terms; raises `Refused` with the reason where it has none."""
     c = config
-    for field in ("type_a", "type_b", "type_d"):
-        if getattr(c, field) not in TYPES:
-            raise Refused(f"{field}={getattr(c, field)}: not offered on a GPU yet")
-    if c.type_a != c.type_b:
-        raise Refused(f"lhs is {c.type_a} and rhs is {c.type_b}; hipBLASLt's grouped kernels take one type")
     mode = c.ragged_mode
     swapped = c.must_swap_operands
     if mode is RaggedDotMode.NON_CONTRACTING and not swapped:
         raise Refused("out is column-major, which makes hipBLASLt's m ragged; few of its kernels take that, and none by contract")
-    if c.epilogue is Epilogue.BIAS and c.bias_inner_stride != 1:
+    if c.epilogue.bias and c.bias_inner_stride != 1:
         raise Refused(f"bias's inner stride is {c.bias_inner_stride}; hipBLASLt reads it contiguously")
     for name, extent in (("m", c.m), ("n", c.n), ("k", c.k), ("batch_count", c.batch_count)):
         if extent > LARGEST:

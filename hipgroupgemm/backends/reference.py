@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Device, Executable, MatmulAlgorithm
-from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Backend, Device, Executable, MatmulAlgorithm
+from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.dtypes import DTYPES
 from hipgroupgemm.problem.groups import GroupBounds, scan, select_groups
 
@@ -227,12 +227,17 @@ def _contracting(
 ALGORITHM = MatmulAlgorithm(backend="reference", index=0, name="numpy_matmul_a_group", workspace_size=0, deterministic=True)
 
 
-class ReferenceBackend:
+class ReferenceBackend(Backend):
     """NumPy on the CPU. It serves every config; its one algorithm is one BLAS product a group."""
 
     name = "reference"
+    types = frozenset(FLOAT_BYTES)
+    features = frozenset(("alpha", "bias", "c", "group_offset", "mixed_types", "narrow_output", "sizes_per_batch", "tf32", "wide_output"))
+    layouts = frozenset(
+        ("bias_inner_stride", "c_inner_stride", "column_major_output", "lhs_inner_stride", "output_inner_stride", "rhs_inner_stride")
+    )
 
-    def can_handle(self, config: GroupedGemmConfig, device: Device) -> str | None:
+    def refusal(self, config: GroupedGemmConfig, device: Device) -> str | None:
         """None for a CPU, else why not."""
         del config
         if device.kind != "cpu":
@@ -289,14 +294,14 @@ def run_config(config: GroupedGemmConfig, arguments: Arguments) -> None:
         dtype = DTYPES[kind]
         return numpy_view(pointer, shape, tuple(s * dtype.itemsize for s in strides[-len(shape) :]), dtype)
 
-    lhs = view(arguments.lhs, config.type_a, (batch, config.m, config.k), config.lhs_strides)
-    rhs = view(arguments.rhs, config.type_b, (*grouped, batch, config.k, config.n), config.rhs_strides)
-    out = view(arguments.out, config.type_d, (*lead, batch, config.m, config.n), config.output_strides)
+    lhs = view(arguments.pointers["lhs"], config.type_a, (batch, config.m, config.k), config.lhs_strides)
+    rhs = view(arguments.pointers["rhs"], config.type_b, (*grouped, batch, config.k, config.n), config.rhs_strides)
+    out = view(arguments.pointers["out"], config.type_d, (*lead, batch, config.m, config.n), config.output_strides)
     c = bias = None
     if config.beta:
-        c = view(arguments.c, config.type_c, (*lead, batch, config.m, config.n), config.c_strides)
-    if arguments.bias:
-        bias = view(arguments.bias, config.type_d, (groups, config.n), (config.bias_group_stride, config.bias_inner_stride))
+        c = view(arguments.pointers["c"], config.type_c, (*lead, batch, config.m, config.n), config.c_strides)
+    if arguments.pointers.get("bias"):
+        bias = view(arguments.pointers["bias"], config.type_d, (groups, config.n), (config.bias_group_stride, config.bias_inner_stride))
     bounds = None
     if mode is not RaggedDotMode.BATCH:
         sizes = arguments.group_sizes

@@ -261,8 +261,7 @@ class Harness(abc.ABC):
         """
         config = operands.config
         config = with_scalars(config, config.alpha if alpha is None else float(alpha), config.beta if beta is None else float(beta))
-        p = [operands.pointers.get(name, 0) for name in ("lhs", "rhs", "out", "c", "bias")]
-        return Arguments(config, *p, sizes, ends, group_offset, tail, "none", self.stream)
+        return Arguments(config, dict(operands.pointers), sizes, ends, group_offset, tail, "none", self.stream)
 
     def view(self, operands: OperandSet, name: str) -> ArrayView:
         """An operand as the package's own view, (group, batch, row, column)."""

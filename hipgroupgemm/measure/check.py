@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.tolerance import Tolerance, tolerance_for
 from hipgroupgemm.operands.dtypes import dtype_of
 
@@ -140,7 +140,7 @@ def _bounds(config: GroupedGemmConfig, sizes: Any, group_offset: int) -> tuple[I
 
 def _tolerances(config: GroupedGemmConfig, lengths: Integers, alpha: float, beta: float) -> tuple[Array, Tolerance]:
     """Each product's accumulation factor, and the tolerance of the longest: multiplying by a scalar and adding count as a term each."""
-    extra = (alpha != 1) + 2 * (beta != 0) + (config.epilogue is Epilogue.BIAS)
+    extra = (alpha != 1) + 2 * (beta != 0) + config.epilogue.bias
     distinct, which = np.unique(lengths, return_inverse=True)
     found = [tolerance_for(config.type_d, int(length) + extra, config.compute_type) for length in distinct]
     longest = found[-1] if found else tolerance_for(config.type_d, extra, config.compute_type)

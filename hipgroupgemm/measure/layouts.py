@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.dtypes import DTYPES
 
 __all__ = ["GUARD", "Layout", "layouts_of", "operand_std", "poison_byte", "spans"]
@@ -86,7 +86,7 @@ def layouts_of(config: GroupedGemmConfig) -> dict[str, Layout]:
     }
     if config.beta:
         found["c"] = Layout(out_shape, config.c_strides, DTYPES[config.type_c], config.c_alignment)
-    if config.epilogue is Epilogue.BIAS:
+    if config.epilogue.bias:
         strides = (config.bias_group_stride, 0, 0, config.bias_inner_stride)
         dtype = DTYPES[config.type_d]
         found["bias"] = Layout((config.group_count, 1, 1, config.n), strides, dtype, min(dtype.itemsize, 16))

@@ -174,7 +174,7 @@ class Verifier:
         arguments = harness.arguments(operands, self.inputs.sizes, **scalars, tail=one.tail, group_offset=offset, ends=one.ends)
         if one.in_place and operands.pointers["c"]:
             harness.copy_bytes(out, operands.pointers["c"], operands.layouts["c"].reach)
-            arguments.c = out
+            arguments.pointers["c"] = out
         harness.synchronize()
         self._note("run")
         executable.execute(arguments)

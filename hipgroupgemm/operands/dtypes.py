@@ -65,6 +65,6 @@ def result_dtype(lhs: np.dtype[Any], rhs: np.dtype[Any], preferred: np.dtype[Any
     return wider if preferred is None else preferred
 
 
-def compute_type_of(lhs: np.dtype[Any], rhs: np.dtype[Any]) -> str:
-    """The type products are accumulated in: float64 when an operand is float64, else float32."""
-    return "float64" if np.dtype(np.float64) in (lhs, rhs) else "float32"
+def compute_type_of(*dtypes: np.dtype[Any]) -> str:
+    """The type products are accumulated in: float64 where an operand or the output asked for is float64, else float32."""
+    return "float64" if np.dtype(np.float64) in dtypes else "float32"

@@ -68,8 +68,8 @@ def precision_of(value: Any) -> Precision:
     raise ValueError(f"precision={value!r}: unknown; wanted one of {known}")
 
 
-def _algorithm_compute_type(precision: Precision, lhs: ArrayView, rhs: ArrayView) -> str:
-    kind = compute_type_of(lhs.dtype, rhs.dtype)
+def _algorithm_compute_type(precision: Precision, lhs: ArrayView, rhs: ArrayView, out: ArrayView) -> str:
+    kind = compute_type_of(lhs.dtype, rhs.dtype, out.dtype)
     named = precision.algorithm.removeprefix("ALG_DOT_").split("_")
     if precision.algorithm == "ALG_UNSET":
         return kind
@@ -294,7 +294,7 @@ def config_from_views(
         precision_algorithm=precision.algorithm,
         compute_precision=precision.level,
         ragged_mode=mode,
-        compute_type=_algorithm_compute_type(precision, lhs, rhs),
+        compute_type=_algorithm_compute_type(precision, lhs, rhs, out),
         lhs_batch_stride=lhs_matrix.batch,
         rhs_batch_stride=rhs_matrix.batch,
         c_batch_stride=c_matrix.batch,
@@ -305,7 +305,7 @@ def config_from_views(
         output_inner_stride=inner_stride(out_matrix, out_inner),
         sizes_per_batch=per_batch and batch > 1,
         group_total=axes.group_total,
-        epilogue=Epilogue.DEFAULT if bias is None else Epilogue.BIAS,
+        epilogue=Epilogue(bias=bias is not None),
         bias_group_stride=bias_strides[0] if groups > 1 else 0,
         bias_inner_stride=bias_strides[1] if n > 1 else 1,
         **alignments,

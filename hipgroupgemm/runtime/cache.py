@@ -46,7 +46,7 @@ def cache_key(
         headers: text of the headers by name.
         package_version: of this package; its own version when left out.
     """
-    from .. import __version__
+    from hipgroupgemm.version import __version__
 
     digest = hashlib.sha256()
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hipgroupgemm.backends import backend_names, get_backend, select_backend, selection_changed
-from hipgroupgemm.backends.base import MatmulAlgorithm, find_algorithm, versions_of
+from hipgroupgemm.backends.base import MatmulAlgorithm, versions_of
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.runtime.directories import CACHE_VARIABLE, cache_directory
@@ -393,7 +393,7 @@ class _Here:
         return found
 
     def find(self, algorithm: MatmulAlgorithm) -> MatmulAlgorithm | None:
-        return find_algorithm(get_backend(algorithm.backend), self._key, self._device, algorithm.name, algorithm.index)
+        return get_backend(algorithm.backend).find_algorithm(self._key, self._device, algorithm.name, algorithm.index)
 
     def unanswered(self, reason: str) -> None:
         self.reasons.append(reason)

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import pickle
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from hipgroupgemm.backends.triton.compiler import KernelSpec, compile_kernel, is_compiled
+from hipgroupgemm.processes import Worker, available_cores
 from hipgroupgemm.runtime.cache import default_cache
-from hipgroupgemm.runtime.process import available_cores, import_path
 
-__all__ = ["compile_ahead", "main"]
+__all__ = ["compile_ahead", "compile_all"]
 
 _log = logging.getLogger("hipgroupgemm.triton")
 _MOST_PROCESSES = 16
 _WORTH = 3  # a process takes a second or two to come up, about as long as a kernel
-_START = "import sys; sys.path[:] = {path!r}; from hipgroupgemm.backends.triton.ahead import main; main()"
 
 
 def compile_ahead(specs: Sequence[KernelSpec], seconds: float | None = None) -> int:
@@ -38,45 +34,28 @@ def compile_ahead(specs: Sequence[KernelSpec], seconds: float | None = None) -> 
     if len(missing) < _WORTH or count < 2 or default_cache().directory is None or not sys.executable:
         return 0
     began = time.monotonic()
-    running: list[subprocess.Popen[bytes]] = []
+    workers: list[Worker] = []
     try:
-        for index in range(count):
-            running.append(_start(missing[index::count]))
-        for process in running:
-            left = None if seconds is None else max(seconds - (time.monotonic() - began), 0.0)
-            process.wait(left)
-    except subprocess.TimeoutExpired:
-        _log.info("compiling ahead: stopped after %.1f s", seconds or 0.0)
+        with ThreadPoolExecutor(count) as threads:  # leaving it waits for the threads, which end with their workers
+            try:
+                calls = []
+                for index in range(count):
+                    workers.append(Worker("compiling"))
+                    calls.append(threads.submit(workers[-1].call, f"{__name__}:compile_all", missing[index::count]))
+                if wait(calls, seconds).not_done:
+                    _log.info("compiling ahead: stopped after %.1f s", seconds)
+            finally:
+                for worker in workers:
+                    worker.kill()
     except OSError as error:
         _log.info("compiling ahead: no process could be started (%s)", error)
-    finally:
-        for process in running:
-            _end(process)
     done = sum(is_compiled(spec) for spec in missing)
     _log.info("compiled %d of %d kernels ahead in %.1f s, by %d processes", done, len(missing), time.monotonic() - began, count)
     return done
 
 
-def _start(specs: Sequence[KernelSpec]) -> subprocess.Popen[bytes]:
-    """A process, in a session of its own since compilers start others, that compiles some kernels one after the other."""
-    nowhere = subprocess.DEVNULL
-    command = [sys.executable, "-c", _START.format(path=import_path())]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
-    if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            pickle.dump(list(specs), process.stdin)
-    return process
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def main() -> None:
-    """Compiles the kernels that come pickled on standard input."""
-    for spec in pickle.load(sys.stdin.buffer):
+def compile_all(specs: Sequence[KernelSpec]) -> None:
+    """Compiles kernels one after the other."""
+    for spec in specs:
         with contextlib.suppress(Exception):  # who needs this one meets it again
             compile_kernel(spec)

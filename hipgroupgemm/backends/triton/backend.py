@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from hipgroupgemm.backends.base import AlgorithmLimits, Device, Executable, MatmulAlgorithm
+from hipgroupgemm.backends.base import AlgorithmLimits, Backend, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.backends.triton.candidates import Machine, all_candidates, copies_reason, ordered
 from hipgroupgemm.backends.triton.compiler import target_of, triton_version, unavailable_reason
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
@@ -30,10 +30,15 @@ def _kernels_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-class TritonBackend:
-    """Grouped GEMM in Triton kernels on CUDA and ROCm. Implements `backends.base.Backend`."""
+class TritonBackend(Backend):
+    """Grouped GEMM in Triton kernels on CUDA and ROCm.."""
 
     name = "triton"
+    types = frozenset(_TYPES)
+    features = frozenset(("alpha", "bias", "c", "group_offset", "mixed_types", "narrow_output", "sizes_per_batch", "tf32", "wide_output"))
+    layouts = frozenset(
+        ("bias_inner_stride", "c_inner_stride", "column_major_output", "lhs_inner_stride", "output_inner_stride", "rhs_inner_stride")
+    )
 
     def __init__(self) -> None:
         self._machines: dict[Device, Machine] = {}
@@ -50,13 +55,10 @@ class TritonBackend:
                 found = self._machines.setdefault(device, machine)
         return found
 
-    def can_handle(self, config: GroupedGemmConfig, device: Device) -> str | None:
+    def refusal(self, config: GroupedGemmConfig, device: Device) -> str | None:
         """None when it can run the config on the device, else why not."""
         if device.kind not in ("cuda", "rocm"):
             return f"runs on GPUs, not on {device}"
-        for name in (config.type_a, config.type_b, config.type_d):
-            if name not in _TYPES:
-                return f"takes {', '.join(_TYPES)}, not {name}"
         for name in ("n", "k", "m") if config.ragged_mode is not RaggedDotMode.NON_CONTRACTING else ("n", "k"):
             if getattr(config, name) >= _INT32 - 1024:
                 return f"{name}={getattr(config, name)} is 2^31 or more"

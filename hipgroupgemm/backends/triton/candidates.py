@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from hipgroupgemm.backends.triton.compiler import Target
-from hipgroupgemm.config import FLOAT_BYTES, Epilogue, GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 
 __all__ = ["Candidate", "Machine", "all_candidates", "copies_reason", "ordered"]
 
@@ -240,7 +240,7 @@ def copies_reason(config: GroupedGemmConfig, target: Target) -> str | None:
         return f"{target.name} is not sm_90"
     if c.type_a != c.type_b or c.type_a not in ("bfloat16", "float16"):
         return f"operands are {c.type_a} and {c.type_b}, not both bf16 or fp16"
-    if c.beta or c.epilogue is not Epilogue.DEFAULT:
+    if c.beta or c.epilogue.bias:
         return "beta or a bias"
     if 0 in (c.m, c.n, c.k, c.batch_count, c.group_count):
         return "an extent is 0"

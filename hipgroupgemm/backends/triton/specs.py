@@ -6,7 +6,7 @@ from typing import Any
 
 from hipgroupgemm.backends.triton.candidates import Candidate, Machine
 from hipgroupgemm.backends.triton.compiler import KernelSpec, element_of
-from hipgroupgemm.config import FLOAT_BYTES, Epilogue, GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 
 __all__ = ["parts_spec", "room_for_groups", "spec_of", "table_bytes"]
 
@@ -124,7 +124,7 @@ def _portable_spec(k: Candidate, c: GroupedGemmConfig, machine: Machine) -> Kern
     else:
         function = "non_contracting"
         table = c.ragged_mode is RaggedDotMode.NON_CONTRACTING
-        bias = c.epilogue is Epilogue.BIAS
+        bias = c.epilogue.bias
         constants.update(TABLE=table, WIDE=wide, EVEN_K=c.k % k.bk == 0, HAS_C=bool(c.beta), HAS_BIAS=bias)
         constants.update(SWAP=k.swap, PRECISION=precision)
         signature = {"lhs": a, "rhs": b, "out": d, "c": d, "bias": d, "tiles": "*i32", "tile_count": "*i32", "cover": "*i64"}
