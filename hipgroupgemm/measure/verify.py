@@ -236,3 +236,10 @@ class Verifier:
             self._touched = bool(self.inputs.changed())
         except Exception:  # the device's own affair
             self._touched = True
+
+    def close(self) -> None:
+        """Frees operands and sizes; the harness is its caller's."""
+        for operands in self.operands:
+            self.harness.release(operands)
+        self.operands, self._made_for, self._index, self._spoiled = [], None, None, None
+        self.inputs = Inputs(self.harness)

@@ -83,6 +83,7 @@ class Session:
         self._faults: list[tuple[MatmulAlgorithm, str]] = []
         self.closing: MatmulAlgorithm | None = None
         """Whose executable is being closed."""
+        self._verifier: Verifier | None = None
         note("operands")
         try:
             self._bench: Harness = harness_for(task.device)
@@ -198,5 +199,8 @@ class Session:
         for _, algorithm in list(self._prepared.values()):
             self.forget(algorithm)
         self._note("close")
+        with contextlib.suppress(Exception):
+            if self._verifier is not None:
+                self._verifier.close()
         with contextlib.suppress(Exception):
             self._bench.close()
