@@ -75,7 +75,7 @@ def runtime(monkeypatch):
         executable, "Descriptors", lambda *_: types.SimpleNamespace(point=lambda *_: None, move=lambda *_: None)
     )  # fmt: skip
     monkeypatch.setattr(
-        executable, "Scratch", lambda *_, **__: types.SimpleNamespace(reserve=lambda _: None, pointer=lambda *_: BASE, close=lambda: None)
+        executable, "Scratch", lambda *_, **__: types.SimpleNamespace(reserve=lambda: None, pointer=lambda *_: BASE, close=lambda: None)
     )  # fmt: skip
 
     class HostSizes(executable.HostSizes):

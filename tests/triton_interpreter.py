@@ -101,7 +101,7 @@ class HostRuntime(Runtime):
         super().__init__()
         self.build = HostBuild(compile_host(pathlib.Path(tempfile.mkdtemp(prefix="hipgroupgemm-scan-"))))
         self.blocks: dict[int, Any] = {}
-        self.handles = itertools.count(1)
+        self.handles = itertools.count(16)  # 1 and 2 are names of default streams
         self.recording: dict[int, list[Any]] = {}
         self.recording_ids: dict[int, int] = {}
         self.graphs: dict[int, list[Any]] = {}

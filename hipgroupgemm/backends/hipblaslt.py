@@ -19,7 +19,7 @@ from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, RAGGED_N, RECORD_B
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.problem.groups import GroupFault
 from hipgroupgemm.runtime import RuntimeUnavailable, get_runtime
-from hipgroupgemm.runtime.scratch import Scratch, pack_sections
+from hipgroupgemm.runtime.scratch import ScratchMemory, pack_sections
 
 __all__ = ["HipblasltBackend"]
 
@@ -218,7 +218,7 @@ class _Slot:
     """Scratch and a GroupedGemm that use each other: one for plain executes, one for every graph capture."""
 
     gemm: native.GroupedGemm | None
-    scratch: Scratch
+    scratch: ScratchMemory
     base: int
     template: bytes
     workspace: int
@@ -249,13 +249,13 @@ class _HipblasltExecutable(Executable):
         self._spare: list[_Slot] = []  # ready for captures to come
         self._captured: list[_Slot] = []
         with self.runtime.use_device(device.index):
-            self._slot = self._make_slot()
+            self._slot = self._make_slot(graph=False)
 
     # ---- slots -------------------------------------------------------------------------------------------------------------
 
-    def _make_slot(self) -> _Slot:
-        scratch = Scratch(self.runtime, self.device.index, self.stream, preserve=FAULT_BYTES)
-        base = scratch.pointer(self.scratch_size)
+    def _make_slot(self, *, graph: bool) -> _Slot:
+        scratch = ScratchMemory(self.runtime, self.device.index, self.stream, self.scratch_size, graph=graph)
+        base = scratch.address
         gemm, template, workspace = None, bytes(RECORD_BYTES), base + self.offsets[6]
         if self.algorithm.index != NO_PRODUCT.index:
             handle = _handles.acquire(self.device.index, self.stream)
@@ -275,7 +275,7 @@ class _HipblasltExecutable(Executable):
         """Also readies one graph capture: what a capture uses cannot be made while it runs."""
         if not self._spare:
             with self.runtime.use_device(self.device.index):
-                self._spare.append(self._make_slot())
+                self._spare.append(self._make_slot(graph=True))
 
     def _slot_for(self, capture: int) -> _Slot:
         if not capture:

@@ -24,7 +24,9 @@ __all__ = [
     "KINDS",
     "RuntimeUnavailable",
     "available_runtimes",
+    "default_device",
     "device_of_pointer",
+    "find_devices",
     "get_runtime",
 ]
 
@@ -128,6 +130,31 @@ def _search_pointer(ptr: int) -> tuple[str, int]:
         f"ptr: got {ptr:#x}, which no device of {' or '.join(asked)} has allocated; want a pointer to"
         " device memory (is the array on the host, or already freed?)"
     )
+
+
+def find_devices() -> list[tuple[str, int]]:
+    """Every device that a runtime sees: [("cuda", 0), ("cuda", 1)], say. No array library is asked."""
+    found = []
+    for kind in KINDS:
+        try:
+            found += [(kind, index) for index in range(get_runtime(kind).device_count())]
+        except RuntimeUnavailable:
+            continue
+    return found
+
+
+def default_device() -> tuple[str, int] | None:
+    """The current device of the first runtime that there is, ("cuda", 0) say; None on a machine without one.
+
+    Raises:
+        ForkedProcessError: the driver was initialised before this process was forked.
+    """
+    for kind in KINDS:
+        try:
+            return kind, get_runtime(kind).current_device()
+        except RuntimeUnavailable:
+            continue
+    return None
 
 
 def available_runtimes() -> list[RuntimeReport]:

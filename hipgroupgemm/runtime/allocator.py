@@ -69,10 +69,14 @@ def set_allocator(allocator: Allocator | None, kind: str | None = None) -> Alloc
     return before
 
 
+def user_allocator(kind: str) -> Allocator | None:
+    """The caller's allocator for a kind of device, where :func:`set_allocator` has named one."""
+    return _user_allocators.get(kind) or _user_allocators.get(None)
+
+
 def get_allocator(runtime: Runtime) -> Allocator:
     """The allocator that serves a runtime now: the caller's, or the built-in one of that runtime."""
-    user = _user_allocators.get(runtime.kind) or _user_allocators.get(None)
-    return user or default_allocator(runtime)
+    return user_allocator(runtime.kind) or default_allocator(runtime)
 
 
 class Buffer:
@@ -254,12 +258,12 @@ class StreamAllocator:
 
     def trim(self, device: int | None = None) -> int:
         """Give what is kept back to the driver (waits for the device); how many bytes that were."""
-        freed = 0
         with self._lock:
             surplus = self._take_returned()
+            freed = sum(nbytes for _, _, nbytes in surplus)
             for place in [p for p in self._free if device is None or p[0] == device]:
                 for ptr in self._free.pop(place):
-                    surplus.append((ptr, place[0]))
+                    surplus.append((ptr, place[0], place[2]))
                     freed += place[2]
             for index in [i for i in self._kept if device is None or i == device]:
                 self._kept[index] = 0
@@ -272,24 +276,24 @@ class StreamAllocator:
             limit = self._limits[device] = self.runtime.device_info(device).memory_bytes // 8
         return limit
 
-    def _take_returned(self) -> list[tuple[int, int]]:
-        """Sort released blocks in; (address, device) of those to free. Holds the lock."""
-        surplus: list[tuple[int, int]] = []
+    def _take_returned(self) -> list[tuple[int, int, int]]:
+        """Sort released blocks in; (address, device, bytes) of those to free. Holds the lock."""
+        surplus: list[tuple[int, int, int]] = []
         while self._returned:
             block = self._returned.popleft()
             device, _, nbytes = block.place
             kept = self._kept.get(device, 0) + nbytes
             if block.captured or kept > self._limit(device):
-                surplus.append((block.ptr, device))
+                surplus.append((block.ptr, device, nbytes))
             else:
                 self._free.setdefault(block.place, []).append(block.ptr)
                 self._kept[device] = kept
         return surplus
 
-    def _give_back(self, blocks: list[tuple[int, int]]) -> None:
+    def _give_back(self, blocks: list[tuple[int, int, int]]) -> None:
         # not in stream order: the stream may have been destroyed since. free_plain waits for the device
         # instead
-        for ptr, device in blocks:
+        for ptr, device, _ in blocks:
             self.runtime.free_plain(ptr, device)
 
     def forget(self) -> None:

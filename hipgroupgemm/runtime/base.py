@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import NoReturn
 
 from .errors import ForkedProcessError
+from .keep_alive import KeptObjects
 from .objects import DeviceInfo, Function, Module, PreparedLaunch, UseDevice
 from .parameters import KernelParameters
 
@@ -41,6 +42,7 @@ class Runtime(abc.ABC):
         self._module_locks: dict[tuple[int, str], threading.Lock] = {}
         self._lock = threading.Lock()
         self._forked = False
+        self._kept = KeptObjects(self)
 
     # ---- devices
 
@@ -228,6 +230,14 @@ class Runtime(abc.ABC):
     @abc.abstractmethod
     def elapsed_ms(self, start: int, end: int) -> float:
         """Milliseconds between two recorded events made with ``timing``; both must have completed."""
+
+    def keep_alive(self, device: int, stream: int, objects: object) -> None:
+        """Keep operands of a call until ``stream`` has done what it was given so far; returns at once.
+
+        For arrays whose framework may use their memory again before our stream has passed. At most 64 calls of a stream are kept: one
+        more waits for the oldest. Not for a stream that is being captured: there the owner of the graph keeps the operands.
+        """
+        self._kept.keep(device, stream, objects)
 
     # ---- graphs
 

@@ -12,15 +12,17 @@ from .allocator import (
     get_allocator,
     set_allocator,
 )
-from .scratch import Scratch, pack_sections
+from .scratch import PerCapture, Scratch, ScratchMemory, pack_sections
 
 __all__ = [
     "ALIGNMENT",
     "Allocation",
     "Allocator",
     "Buffer",
+    "PerCapture",
     "PinnedBuffer",
     "Scratch",
+    "ScratchMemory",
     "StreamAllocator",
     "allocate",
     "default_allocator",

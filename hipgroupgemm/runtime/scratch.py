@@ -1,11 +1,47 @@
-"""The scratch memory of one plan on one stream."""
+"""The scratch memory of a plan: what its executes on one stream use, and what each graph capture uses.
+
+A graph uses the addresses that it was captured with at every launch. So a capture gets memory of its own, which stays until the plan is
+closed; `close()` then gives all of it back. How a backend's executable (one for each plan and stream) uses it::
+
+    self.scratch = Scratch(runtime, device, stream, nbytes)   # allocates nothing yet, so it may be made during a capture
+    self.scratch.reserve()                                    # in prepare(): allocates ahead; nothing during a capture
+
+    capture = runtime.capture_id(stream)                      # once a call; 0 outside captures
+    base = self.scratch.pointer(capture)                      # zeros when it is new; one address for each capture
+
+    for base in self.scratch.addresses(): ...                 # check(): every address that may hold a fault
+    self.scratch.in_graph()                                   # whether a capture used it
+    self.scratch.close()
+
+An executable that needs more for each capture than memory, a GroupedGemm say, makes it with :class:`PerCapture`::
+
+    self.slots = PerCapture(make)                             # make(capture) -> anything with close()
+    slot = self.slots.get(capture)
+
+and its memory with :class:`ScratchMemory`. What `make` does during a capture it does inside ``runtime.relaxed_capture()``.
+
+The plan's lock protects all of this: not two threads at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from .allocator import ALIGNMENT, Allocator, Buffer, get_allocator
-from .base import Runtime
+from hipgroupgemm.runtime.allocator import ALIGNMENT, Buffer, default_allocator, user_allocator
+from hipgroupgemm.runtime.base import Runtime
+from hipgroupgemm.runtime.errors import DeviceMemoryError
+
+__all__ = ["PerCapture", "Scratch", "ScratchMemory", "pack_sections"]
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_T = TypeVar("_T", bound=_Closable)
 
 
 def pack_sections(sizes: Sequence[int]) -> tuple[list[int], int]:
@@ -19,150 +55,151 @@ def pack_sections(sizes: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
-class Scratch:
-    """Device memory that belongs to one plan and one stream, and is used by one execute after the other.
+class ScratchMemory:
+    """One piece of device memory, 256-byte aligned and zeroed.
 
-    Addresses are multiples of 256. New memory is filled with zeros. It grows when more is asked for; the old
-    memory is released in stream order, so that work under way still finds it. A graph capture gets memory of
-    its own, one piece a capture, because the graph uses its address at every later launch: it is never grown
-    in place, never released before :meth:`close`, and never comes from a pool.
-
-    The plan's lock protects it: not two threads at once.
+    It is memory of the driver's own, or of the allocator that :func:`.set_allocator` named. A graph's always is the driver's: a pool
+    could not know how long the graph lives. It is zeroed on a stream of its own, so that a capture records nothing of it.
 
     Args:
         runtime: the device's runtime.
         device: index of the device.
-        stream: handle of the stream.
-        allocator: who allocates; whoever :func:`.set_allocator` names when left
-            out.
-        preserve: bytes at the start that keep their contents when the memory grows.
+        stream: handle of the stream that it is used on.
+        nbytes: its size.
+        graph: whether graphs may hold its address; then only :meth:`close` frees it, and forgetting it does not.
 
     Raises:
-        ValueError: preserve is negative.
+        DeviceMemoryError: out of memory.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        device: int,
-        stream: int,
-        *,
-        allocator: Allocator | None = None,
-        preserve: int = 0,
-    ) -> None:
-        if preserve < 0:
-            raise ValueError(f"preserve: got {preserve}; want 0 or more bytes")
-        self.runtime = runtime
-        self.device = device
-        self.stream = stream
-        self.preserve = preserve
-        self._allocator = allocator
+    def __init__(self, runtime: Runtime, device: int, stream: int, nbytes: int, *, graph: bool = False) -> None:
+        self.runtime, self.device, self.nbytes, self.graph = runtime, device, nbytes, graph
+        self.address = self._plain = 0
         self._buffer: Buffer | None = None
-        self._address = 0
-        self._size = 0
-        self._captures: dict[int, tuple[int, int]] = {}  # capture: (address, bytes) in use
-        self._captured: list[int] = []  # addresses of all memory that captures hold
-        self._closed = False
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the memory that executes outside captures use."""
-        return self._size
-
-    @property
-    def captured_bytes(self) -> int:
-        """Size of the memory that the captures now under way, or ended, use."""
-        return sum(size for _, size in self._captures.values())
-
-    def reserve(self, nbytes: int) -> None:
-        """Allocate ahead, so that later calls of :meth:`pointer` for at most ``nbytes`` allocate nothing."""
-        self.pointer(nbytes)
-
-    def pointer(self, nbytes: int, capture: int | None = None) -> int:
-        """Address of at least ``nbytes`` bytes, the same until more is asked for; 0 for 0 bytes.
-
-        Args:
-            nbytes: bytes needed.
-            capture: ``runtime.capture_id(stream)``, when the caller has asked already.
-
-        Raises:
-            RuntimeError: the scratch was closed.
-            DeviceMemoryError: out of memory; what was there before stays.
-        """
-        if self._closed:
-            raise RuntimeError("scratch: used after close(); make a new plan")
-        if nbytes < 0:
-            raise ValueError(f"nbytes: got {nbytes}; want 0 or more")
-        if capture is None:
-            with self.runtime.use_device(self.device):
-                capture = self.runtime.capture_id(self.stream)
-        if capture:
-            return self._capture_pointer(nbytes, capture)
-        if nbytes > self._size:
-            self._grow(nbytes)
-        return self._address if nbytes else 0
-
-    def _grow(self, nbytes: int) -> None:
-        runtime = self.runtime
-        allocator = self._allocator or get_allocator(runtime)
-        with runtime.use_device(self.device):
-            # an allocator of the caller's need not align to 256 bytes, so there is room to
-            buffer = Buffer(allocator, nbytes + ALIGNMENT - 1, self.device, self.stream)
-            address = -(-buffer.ptr // ALIGNMENT) * ALIGNMENT
-            kept = min(self.preserve, self._size)
-            if kept:
-                runtime.memcpy_async(address, self._address, kept, self.stream)
-            runtime.memset_async(address + kept, 0, nbytes - kept, self.stream)
-            old, self._buffer, self._address, self._size = self._buffer, buffer, address, nbytes
-            if old is not None:
-                old.release()
-
-    def _capture_pointer(self, nbytes: int, capture: int) -> int:
-        address, size = self._captures.get(capture, (0, 0))
-        if nbytes > size:
-            # the former piece stays: kernels already recorded in this capture use it
-            address = self._allocate_zeroed(nbytes)
-            self._captured.append(address)
-            self._captures[capture] = (address, nbytes)
-        return address if nbytes else 0
-
-    def _allocate_zeroed(self, nbytes: int) -> int:
-        """Memory that no stream or pool owns, zeroed on a stream of its own, so that nothing is recorded."""
-        runtime = self.runtime
-        with runtime.relaxed_capture(), runtime.use_device(self.device):
-            address = runtime.malloc_plain(nbytes, self.device)
+        if not nbytes:
+            return
+        allocator = None if graph else user_allocator(runtime.kind)
+        with runtime.use_device(device):
+            if allocator is not None:
+                # it need not align to 256 bytes, so there is room to
+                self._buffer = Buffer(allocator, nbytes + ALIGNMENT - 1, device, stream)
+                self.address = -(-self._buffer.ptr // ALIGNMENT) * ALIGNMENT
+            else:
+                self.address = self._plain = self._allocate()
             try:
-                stream = runtime.create_stream(self.device)
-                try:
-                    runtime.memset_async(address, 0, nbytes, stream)
-                    runtime.synchronize_stream(stream)
-                finally:
-                    runtime.destroy_stream(stream)
+                self._fill(stream)
             except BaseException:
-                runtime.free_plain(address, self.device)
+                self.close()
                 raise
-        return address
+
+    def _allocate(self) -> int:
+        try:
+            return self.runtime.malloc_plain(self.nbytes, self.device)
+        except DeviceMemoryError:
+            if not default_allocator(self.runtime).trim(self.device):
+                raise
+        return self.runtime.malloc_plain(self.nbytes, self.device)
+
+    def _fill(self, stream: int) -> None:
+        runtime = self.runtime
+        if not self.graph:
+            runtime.memset_async(self.address, 0, self.nbytes, stream)
+            return
+        with runtime.relaxed_capture():
+            own = runtime.create_stream(self.device)
+            try:
+                runtime.memset_async(self.address, 0, self.nbytes, own)
+                runtime.synchronize_stream(own)
+            finally:
+                runtime.destroy_stream(own)
 
     def close(self) -> None:
-        """Release everything; graphs captured with this scratch must not be launched any more.
-
-        The ordinary memory goes back in stream order, that of captures once the device has finished. Further
-        calls do nothing.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        buffer, self._buffer = self._buffer, None
-        captured, self._captured = self._captured, []
-        self._captures.clear()
-        self._address = self._size = 0
+        """Gives the memory back: the driver's once the device has finished, an allocator's in the order of the stream."""
+        plain, self._plain, buffer, self._buffer, self.address = self._plain, 0, self._buffer, None, 0
         if self.runtime._forked:
             return  # the memory is the parent's
         if buffer is not None:
             buffer.release()
-        for address in captured:
-            self.runtime.free_plain(address, self.device)
+        if plain:
+            self.runtime.free_plain(plain, self.device)
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and not self._captured:
-            self.close()
+        if getattr(self, "_plain", 0) and not self.graph and not sys.is_finalizing():
+            with contextlib.suppress(RuntimeError):  # of a device that has failed
+                self.close()
+
+
+class PerCapture(Generic[_T]):
+    """One thing for the plain calls of a stream and one for each capture, made when it is first asked for.
+
+    Args:
+        make: called with the capture's number, 0 for plain calls; what it returns has ``close()``.
+    """
+
+    def __init__(self, make: Callable[[int], _T]) -> None:
+        self._make = make
+        self._made: dict[int, _T] = {}
+        self._closed = False
+
+    def get(self, capture: int) -> _T:
+        """What belongs to a capture (``runtime.capture_id``); RuntimeError once this is closed."""
+        found = self._made.get(capture)
+        if found is None:
+            if self._closed:
+                raise RuntimeError("scratch: used after close(); make a new plan")
+            found = self._made[capture] = self._make(capture)
+        return found
+
+    def all(self) -> list[_T]:
+        """What was made so far."""
+        return list(self._made.values())
+
+    def in_graph(self) -> bool:
+        """Whether a capture has asked."""
+        return any(self._made)
+
+    def close(self) -> None:
+        """Closes all; graphs that were captured must not be launched any more. A second call does nothing."""
+        self._closed = True
+        while self._made:
+            self._made.popitem()[1].close()
+
+
+class Scratch:
+    """Scratch memory of ``nbytes`` bytes on one stream, and as much again for each capture; see the top of this file."""
+
+    def __init__(self, runtime: Runtime, device: int, stream: int, nbytes: int) -> None:
+        if nbytes < 0:
+            raise ValueError(f"nbytes: got {nbytes}; want 0 or more")
+        self.runtime, self.device, self.stream, self.nbytes = runtime, device, stream, nbytes
+        self._pieces = PerCapture(lambda capture: ScratchMemory(runtime, device, stream, nbytes, graph=bool(capture)))
+
+    def reserve(self) -> None:
+        """Allocates ahead what plain calls use; does nothing while the stream is captured."""
+        with self.runtime.use_device(self.device):
+            if not self.runtime.capture_id(self.stream):
+                self._pieces.get(0)
+
+    def pointer(self, capture: int) -> int:
+        """The address for a call, a multiple of 256; 0 where the scratch has 0 bytes.
+
+        Args:
+            capture: ``runtime.capture_id(stream)``.
+
+        Raises:
+            RuntimeError: the scratch was closed.
+            DeviceMemoryError: out of memory.
+        """
+        return self._pieces.get(capture).address
+
+    def addresses(self) -> list[int]:
+        """The addresses of all memory that is in use."""
+        return [piece.address for piece in self._pieces.all()]
+
+    def in_graph(self) -> bool:
+        """Whether a capture uses it."""
+        return self._pieces.in_graph()
+
+    def close(self) -> None:
+        """Gives all of it back; graphs that were captured with it must not be launched any more. A second call does nothing."""
+        self._pieces.close()

@@ -80,13 +80,6 @@ class TritonExecutable(Executable):
     ) -> None:
         self._runtime, self._device, self._stream = runtime, device.index, stream
         self._key, self._candidate, self._machine, self._why = key, candidate, machine, why
-        with runtime.use_device(device.index):
-            capturing = runtime.capture_id(stream)
-        if capturing:
-            raise RuntimeError(
-                f"stream {stream:#x} is under graph capture, and nothing was prepared for it; call plan.prepare(stream), or run once on "
-                "this stream, before the capture"
-            )
         self._closed = False
         self._mode = key.ragged_mode
         self._slabs = self._mode is RaggedDotMode.CONTRACTING
@@ -96,9 +89,14 @@ class TritonExecutable(Executable):
         self._can_scan = room_for_groups(candidate, key, machine) > 0
         self._scanning = self._can_scan
         with runtime.use_device(self._device):
+            spec = spec_of(candidate, key, machine, scanning=self._scanning)
+            if runtime.capture_id(stream) and (runtime.kind, self._device, spec) not in _modules:
+                raise RuntimeError(
+                    f"stream {stream:#x} is under graph capture, and nothing was prepared for it; call plan.prepare(stream), or run once "
+                    "on any stream of this device, before the capture"
+                )
             self._prepare()
         self._host = HostSizes(runtime, self._device, stream, self._scans * key.group_total)
-        self._fault_at: set[int] = set()
         self._bound: GroupedGemmConfig | None = None
         self._last: tuple[Any, ...] = ()
         self._scratch_at = 0
@@ -106,7 +104,7 @@ class TritonExecutable(Executable):
         self._again: Arguments | None = None  # the call that all parameters are those of, but for out
         self._again_out = 0
         with runtime.use_device(self._device):
-            self._scratch.reserve(self._scratch_bytes)  # ahead, so that the first call costs no more than the others
+            self._scratch.reserve()  # ahead, so that the first call costs no more than the others
 
     # ---- preparation -------------------------------------------------------------------------------------------------------
 
@@ -124,7 +122,7 @@ class TritonExecutable(Executable):
 
     def _prepare(self) -> None:
         runtime, candidate = self._runtime, self._candidate
-        self._scratch = Scratch(runtime, self._device, self._stream, preserve=FAULT_BYTES)
+        self._scratch = Scratch(runtime, self._device, self._stream, self._scratch_bytes)
         self._scan_arguments = ScanArguments()
         if self._has_scan:
             self._scan_parameters = KernelParameters([Blob(SIZE, 8)])
@@ -170,7 +168,7 @@ class TritonExecutable(Executable):
         runtime = self._runtime
         with runtime.use_device(self._device):
             capture = runtime.capture_id(self._stream)
-            base = self._scratch.pointer(self._scratch_bytes, capture)
+            base = self._scratch.pointer(capture)
             if a is not self._again or base != self._scratch_at:
                 self._look_at(a, base, capture)
             elif a.pointers["out"] != self._again_out:
@@ -222,7 +220,6 @@ class TritonExecutable(Executable):
             self._bind_config(a.config)
         if base != self._scratch_at or not same_config:
             self._scratch_at = base
-            self._fault_at.add(base + self._fault)
         if self._scanning:
             self._bind_sizes(a, base, sizes)
         elif self._has_scan:
@@ -340,7 +337,7 @@ class TritonExecutable(Executable):
         runtime, found = self._runtime, None
         with runtime.use_device(self._device):
             runtime.synchronize_stream(self._stream)
-            for address in sorted(self._fault_at):
+            for address in [base + self._fault for base in self._scratch.addresses()]:
                 raw = (ctypes.c_char * FAULT_BYTES)()
                 runtime.memcpy_async(ctypes.addressof(raw), address, FAULT_BYTES, self._stream)
                 runtime.synchronize_stream(self._stream)
@@ -367,7 +364,7 @@ class TritonExecutable(Executable):
 
     def in_graph(self) -> bool:
         """Whether captures hold scratch of their own."""
-        return self._scratch.captured_bytes > 0
+        return self._scratch.in_graph()
 
     def close(self) -> None:
         """Frees the scratch, in the stream's order."""

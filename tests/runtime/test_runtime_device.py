@@ -8,8 +8,8 @@ import threading
 
 import numpy as np
 import pytest
-import test_runtime_kit as kit
-from test_runtime_kit import HEADERS, SOURCE, Device, poisoned
+import runtime_kit as kit
+from runtime_kit import HEADERS, SOURCE, Device, poisoned
 
 from hipgroupgemm import runtime as runtimes
 from hipgroupgemm.runtime import base, cache, memory, objects

@@ -225,8 +225,8 @@ def test_default_stream_during_a_capture(runtime: CudaRuntime) -> None:
         assert runtime.is_capturing(blocking)
         with pytest.raises(runtimes.DeviceError, match="default stream can't be used while another stream"):
             runtime.is_capturing(0)
-        scratch = Scratch(runtime, 0, blocking)
-        inside = scratch.pointer(4096)  # under the strictest mode
+        scratch = Scratch(runtime, 0, blocking, 4096)
+        inside = scratch.pointer(runtime.capture_id(blocking))  # under the strictest mode
         pinned = runtime.host_malloc(64, 0)
         runtime.memset_async(inside, 5, 4096, blocking)
         params.set(inside)
@@ -261,12 +261,12 @@ def test_torch(runtime: CudaRuntime, module: Any) -> None:
     torch.cuda.current_stream().wait_stream(side)
     assert tensor.cpu().tolist() == [33] * 1000
     # a torch graph, captured in torch's own (global) mode
-    scratch = Scratch(runtime, 0, side.cuda_stream)
+    scratch = Scratch(runtime, 0, side.cuda_stream, 8192)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         assert runtime.is_capturing(side.cuda_stream)
         launch.run()
-        piece = scratch.pointer(8192)
+        piece = scratch.pointer(runtime.capture_id(side.cuda_stream))
         runtime.memset_async(piece, 1, 8192, side.cuda_stream)
     graph.replay()
     graph.replay()
@@ -303,8 +303,8 @@ def test_other_allocators(runtime: CudaRuntime, stream: int) -> None:
         before = used.used_bytes(), torch.cuda.memory_allocated()
         memory.set_allocator(allocator)
         try:
-            scratch = Scratch(runtime, 0, stream)
-            ptr = scratch.pointer(100_000)
+            scratch = Scratch(runtime, 0, stream, 100_000)
+            ptr = scratch.pointer(0)
             assert (used.used_bytes(), torch.cuda.memory_allocated()) != before
             runtime.memset_async(ptr, 7, 100_000, stream)
             np.testing.assert_array_equal(download(runtime, ptr, np.empty(100_000, np.uint8), stream), 7)
@@ -437,9 +437,10 @@ def test_launch_cost(runtime: CudaRuntime, module: Any, stream: int, capsys: pyt
     other["is_capturing"] = p50(lambda: runtime.is_capturing(stream), drain)
     other["cuda.bindings cuStreamIsCapturing"] = p50(lambda: driver.cuStreamIsCapturing(stream), drain)
     other["stream_key"] = p50(lambda: runtime.stream_key(stream), drain)
-    scratch = Scratch(runtime, 0, stream)
-    scratch.reserve(1 << 20)
-    other["Scratch.pointer"] = p50(lambda: scratch.pointer(1 << 20), drain)
+    scratch = Scratch(runtime, 0, stream, 1 << 20)
+    scratch.reserve()
+    other["Scratch.pointer"] = p50(lambda: scratch.pointer(0), drain)
+    other["keep_alive"] = p50(lambda: runtime.keep_alive(0, stream, ()), drain)
     scratch.close()
 
     def allocate() -> None:

@@ -6,10 +6,10 @@ import gc
 import threading
 
 import pytest
-import test_runtime_kit as kit
+import runtime_kit as kit
 from hypothesis import given
 from hypothesis import strategies as st
-from test_runtime_kit import MEMORY, Accounts, Pool
+from runtime_kit import MEMORY, Accounts, Pool
 
 from hipgroupgemm.runtime import DeviceMemoryError, memory
 from hipgroupgemm.runtime.allocator import size_class
@@ -133,9 +133,9 @@ class ContextOnly(Accounts):
 def test_a_thread_without_a_current_device() -> None:
     runtime = ContextOnly()
     block = Buffer(StreamAllocator(runtime), 1000, 0, 0)
-    scratch = memory.Scratch(runtime, 0, 0, allocator=StreamAllocator(runtime))
-    scratch.reserve(300)
-    assert block.ptr and scratch.pointer(200) and runtime.depth == 0
+    scratch = memory.Scratch(runtime, 0, 0, 300)
+    scratch.reserve()
+    assert block.ptr and scratch.pointer(0) and runtime.depth == 0
 
 
 def test_out_of_memory_gives_back_what_is_kept() -> None:

@@ -14,7 +14,7 @@ from hipgroupgemm.benchmark import command, labs, plots, ratios
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.workloads import CLASSES
 
-SCRIPT = Path(__file__).resolve().parent.parent / "bench" / "run.py"
+SCRIPT = Path(__file__).resolve().parent.parent.parent / "bench" / "run.py"
 
 
 @pytest.fixture
