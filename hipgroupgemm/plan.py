@@ -22,7 +22,7 @@ from hipgroupgemm.repeats import Repeat, Repeats, key_of
 from hipgroupgemm.runtime.streams import normalize_stream
 
 if TYPE_CHECKING:
-    from hipgroupgemm.store.store import StoredRecord
+    from hipgroupgemm.store.records import StoredResult
     from hipgroupgemm.tuning.engine import TuningProgress
     from hipgroupgemm.tuning.report import TuningReport
 
@@ -59,7 +59,7 @@ class GroupedMatmulPlan:
         self.device = _default_device() if device is None else Device.of(device)
         self._named, self._use_store = backend, use_store
         self._not_stored = ""  # why the algorithm is none that tuning has stored
-        self._stored: StoredRecord | None = self._look_up()
+        self._stored: StoredResult | None = self._look_up()
         stored = self._stored
         winner = None if stored is None else lambda *_: stored.backend
         self._backend: Backend = select_backend(config, self.device, backend, winner)
@@ -145,7 +145,7 @@ class GroupedMatmulPlan:
                 self._algorithm = guesses[0]
             return self._algorithm
 
-    def _look_up(self, *, deterministic: bool = False) -> StoredRecord | None:
+    def _look_up(self, *, deterministic: bool = False) -> StoredResult | None:
         """What the tuning store has for this plan."""
         if not self._use_store:
             self._not_stored = "tuning store not used: use_store=False"

@@ -17,13 +17,14 @@ from hipgroupgemm.benchmark.command import INTERRUPTED, stdout_console
 from hipgroupgemm.benchmark.table import STDOUT, write_text
 from hipgroupgemm.measure.environment import blas_name, commit_of, cpu_model, load_average
 from hipgroupgemm.runtime.process import available_cores
+from hipgroupgemm.store.store import default_store
 from hipgroupgemm.sweep.jobs import RequestError, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.output import noise_notes, print_sweep, write_csv
 from hipgroupgemm.sweep.planning import Task, key_of, plan_sweep
 from hipgroupgemm.sweep.progress import Display, display
 from hipgroupgemm.sweep.record import Record, Sweep, SweepFile, document, read_sweep, stamp_of
 from hipgroupgemm.sweep.workers import Outcome, Progress, Worker, WorkerPool
-from hipgroupgemm.tuning.report import TuningReport
+from hipgroupgemm.tuning.keep import keep
 
 __all__ = ["BAD", "Outputs", "SweepResult", "run", "sweep"]
 
@@ -62,15 +63,14 @@ class SweepResult:
     Attributes:
         tasks: a job and kind of device each, in the requests' order. carried: what the file has of other problems and devices.
         header: the file's. waiting: jobs of the file's other requests that have not ended.
-        stored: the places in the tuning store that now hold a result of this run. replaced: results of this run that later ones replaced.
+        stored: how many results of this run went to the tuning store.
     """
 
     tasks: list[Task]
     header: dict[str, Any]
     carried: list[Record] = dataclasses.field(default_factory=list)
     waiting: int = 0
-    stored: set[Any] = dataclasses.field(default_factory=set)
-    replaced: int = 0
+    stored: int = 0
     interrupted: bool = False
     warnings: list[str] = dataclasses.field(default_factory=list)
 
@@ -252,10 +252,8 @@ def _drive(outputs: Outputs, pool: WorkerPool, result: SweepResult, file: SweepF
         task = result.tasks[number]
         task.record = record = _record(task, device, outcome)
         if outputs.store and outcome.report is not None:
-            places = _keep(outcome.report)
-            record.stored = bool(places)
-            result.replaced += len(result.stored & places)
-            result.stored |= places
+            record.stored = keep(outcome.report)
+            result.stored += record.stored
         if file is not None:
             file.append(record)
         shown.finished(device, number, record)
@@ -310,16 +308,6 @@ def _record(task: Task, device: str, outcome: Outcome) -> Record:
     )
 
 
-def _keep(report: TuningReport) -> set[Any]:
-    """Stores a report's winners, and what is wrong, which must not be an answer any more; returns the store's places that hold them now.
-
-    A store that is off or can't be written to does not end a sweep: it has said so itself.
-    """
-    from hipgroupgemm.store.store import TuningStore
-
-    return {record.place for record in TuningStore().add(report)}
-
-
 # ---- what is left of it --------------------------------------------------------------------------------------------------------
 
 
@@ -347,10 +335,7 @@ def _write(outputs: Outputs, result: SweepResult, console: Console) -> None:
 
 def _say_what_is_left(outputs: Outputs, result: SweepResult, console: Console) -> None:
     if result.stored:
-        from hipgroupgemm.store.store import TuningStore
-
-        replaced = f"; {result.replaced} more were replaced by these" if result.replaced else ""
-        text = f"Results of this run in the tuning store: {len(result.stored)}, in {TuningStore().directory}{replaced}"
+        text = f"Results of this run that went to the tuning store: {result.stored}, in {default_store().directory}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     bad = sum(row["verdict"] in BAD for record in result.records for row in record.rows)
     failed = sum(record.status == "failed" for record in result.records)

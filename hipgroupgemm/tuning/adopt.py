@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from hipgroupgemm.store.files import warn_once
 from hipgroupgemm.tuning.engine import tune
+from hipgroupgemm.tuning.keep import keep
 from hipgroupgemm.tuning.report import TuningReport
 
 if TYPE_CHECKING:
@@ -28,16 +28,6 @@ class NoRightCandidate(RuntimeError):
         return type(self), (str(self), self.report)
 
 
-def _store(report: TuningReport) -> None:
-    """Stores a report. An error, whatever it is, costs one warning: the plan and its user get what was found all the same."""
-    try:
-        from hipgroupgemm.store.store import default_store
-
-        default_store().add(report)
-    except Exception as error:
-        warn_once(("store", type(error)), "tuning store: what was tuned is not stored: %s: %s", type(error).__name__, error)
-
-
 def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **settings: Any) -> TuningReport:
     """Tunes a plan's config, stores the report, and makes the plan run the best; see `GroupedMatmulPlan.autotune`.
 
@@ -50,7 +40,7 @@ def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **setti
     try:
         try:
             if store:
-                _store(report)
+                keep(report)
         finally:
             _adopt(plan, report)
     except BaseException as error:
