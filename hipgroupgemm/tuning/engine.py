@@ -131,7 +131,6 @@ def tune(
         opened.push(lambda *error: _close(runners, notes, abruptly=error[0] is not None))
         compile_candidates(found, config, where, time_limit, notes)
         entries = _enter(found, Task(config, where, sets, seed, roofline), deadlines, isolate, runners, notes)
-        notes += dict.fromkeys(runner.remark for runner in runners if runner.remark)
         _check_entries(entries, sets, deadlines, time_limit, report_step)
         right = [entry for entry in entries if not entry.verdict]
         race = Race(right, len(samples), warmup, repetitions, seed, deadlines, report_step.timed)
@@ -145,6 +144,7 @@ def tune(
             if out_of_race(right) == out:
                 break
             bring_back(right)
+        remarks = dict.fromkeys(runner.remark for runner in runners if runner.remark)
         measured = next((runner.roofline for runner in runners if runner.roofline is not None), None)
     floor, flops = _floor(config, sets[: len(samples)], measured)
     leader = race.leader()
@@ -163,7 +163,7 @@ def tune(
         floor_ms=floor,
         roofline=None if measured is None else dataclasses.asdict(measured),
         rows=sorted((entry.row(leader, flops, floor) for entry in entries), key=_order),
-        notes=notes,
+        notes=[*notes, *remarks],
     )
 
 
@@ -186,14 +186,14 @@ def _integer(name: str, value: Any, least: int, *default: None) -> int | None:
     if number is None or isinstance(value, bool):
         raise TypeError(f"{name}: got {type(value).__name__}, wanted an int")
     if not least <= number <= _MOST_SEED:
-        raise ValueError(f"{name}={number}: wanted {least} to 2**62")
+        raise ValueError(f"{name}={number}: wanted at least {least} and at most 2**62")
     return number
 
 
 def _seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: got {type(value).__name__}, wanted seconds")
-    if not 0 < value or (name == "step_timeout" and value > _MOST_SECONDS):
+    if not value > 0 or (name == "step_timeout" and value > _MOST_SECONDS):
         raise ValueError(f"{name}={value}: wanted more than 0{f' and at most {_MOST_SECONDS}' if name == 'step_timeout' else ''} seconds")
     return value
 
@@ -283,7 +283,9 @@ class _Steps:
             self._progress(TuningProgress(self._phase, self._done, self._total, row))
 
 
-def _check_entries(entries: Sequence[Entry], sets: Sequence[SizeSet], deadlines: Deadlines, time_limit: float | None, steps: _Steps) -> None:
+def _check_entries(
+    entries: Sequence[Entry], sets: Sequence[SizeSet], deadlines: Deadlines, time_limit: float | None, steps: _Steps
+) -> None:
     """Checks all candidates on all size sets.
 
     The loop over size sets is outside, so that one set's operands serve all candidates. Under a time limit the best guesses come first, at

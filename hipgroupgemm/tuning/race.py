@@ -182,12 +182,14 @@ class Race:
         met: set[frozenset[Entry]] = set()
         for _ in range(_DUELS):
             leader = self.leader()
-            rows = {entry.algorithm.key: (entry.row(leader, 0.0, None), entry) for entry in self._entries if not entry.verdict and entry.times}
+            rows = {
+                entry.algorithm.key: (entry.row(leader, 0.0, None), entry) for entry in self._entries if not entry.verdict and entry.times
+            }
             best = best_row(row for row, _ in rows.values())
             if best is None or len(rows) < 2:
                 return
             winner = rows.pop(best.algorithm.key)[1]
-            second = min(rows.values(), key=lambda pair: pair[0].ratio or math.inf)[1]
+            second = min(rows.values(), key=lambda other: other[0].ratio or math.inf)[1]
             pair = frozenset((winner, second))
             if pair in met:
                 return
@@ -195,7 +197,15 @@ class Race:
                 notes.append("the time limit came before the winner was confirmed against the runner-up")
                 return
             met.add(pair)
-            count = max(len(winner.times), len(second.times)) + min(_DUEL_ROUNDS, self._rounds[0])
-            time_rounds(
-                [winner, second], lambda entry, number: self._time(entry, number, False), rounds=(count, count), over=self._deadlines.over
-            )
+            self._duel(winner, second)
+
+    def _duel(self, *pair: Entry) -> None:
+        """A few rounds of two, who begin by turns."""
+        first = 1 + max(number for entry in self._entries for number in entry.times)
+        for number in range(first, first + min(_DUEL_ROUNDS, self._rounds[0])):
+            for entry in pair if number % 2 else reversed(pair):
+                if self._deadlines.over() or not all(one.racing for one in pair):
+                    return
+                took = self._time(entry, number, progress=False)
+                if took is not None:
+                    entry.times[number] = took

@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 
 from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.store.records import SEED
 from hipgroupgemm.tuning.show import ReportTable, plot_report, summary_text
 from hipgroupgemm.tuning.tables import printable, write_text
 
@@ -39,7 +40,6 @@ class TuningRow:
         algorithm: the candidate; its `time` and `verdict` are this row's.
         verdict: one of `VERDICTS`.
         reason: why, where the verdict is not "ok"; for a person.
-        ratio: its time over the leader's in the same rounds, the median; 1 for the leader.
         median_ms, p10_ms, p90_ms: device time in milliseconds of cold calls: median, 10th and 90th percentile.
         tflops: 10^12 floating-point operations per second that the group sizes ask for, by the median.
         fraction: the report's floor over the median; None where the device's roofline is not known.
@@ -47,12 +47,12 @@ class TuningRow:
         error_limit: what is right at the most, on the size set of that error.
         checked: how many runs were checked.
         samples: how many runs were timed.
+        ratio: its time over the leader's in the same rounds, the median; 1 for the leader.
     """
 
     algorithm: MatmulAlgorithm
     verdict: str
     reason: str = ""
-    ratio: float | None = None
     median_ms: float | None = None
     p10_ms: float | None = None
     p90_ms: float | None = None
@@ -62,6 +62,7 @@ class TuningRow:
     error_limit: float | None = None
     checked: int = 0
     samples: int = 0
+    ratio: float | None = None
 
     def __post_init__(self) -> None:
         a = self.algorithm
@@ -95,7 +96,8 @@ class TuningRow:
         import msgspec  # what only reads reports needs it
 
         if not isinstance(data, Mapping) or data.keys() != {*_ALGORITHM, *_ROW}:
-            raise ValueError("row: is none that to_dict() wrote: its fields are others")
+            odd = sorted({*_ALGORITHM, *_ROW} ^ set(data)) if isinstance(data, Mapping) else type(data).__name__
+            raise ValueError(f"row: is none that to_dict() wrote: missing or unknown {odd}")
         values = {name: data[name] for name in _ROW} | {"algorithm": {name: data[name] for name in _ALGORITHM}}
         for name in ("error", "error_limit"):
             if isinstance(values[name], str):
@@ -159,6 +161,11 @@ class TuningReport:
     roofline: dict[str, Any] | None = None
     rows: list[TuningRow] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the sizes are the balanced seed, as none were given."""
+        return self.origin == SEED
 
     @property
     def best(self) -> TuningRow | None:

@@ -303,9 +303,7 @@ class WorkerRunner(Runner):
             except (WorkerDied, WorkerTimedOut) as error:
                 self._drop()
                 outcome = self._verdict(request, error)
-                self.record_failure(
-                    request[1], dataclasses.replace(outcome, reason=f"some time after it had returned: {outcome.reason}")
-                )
+                self.record_failure(request[1], dataclasses.replace(outcome, reason=f"some time after it had returned: {outcome.reason}"))
                 return True
         return False
 
@@ -325,7 +323,9 @@ class WorkerRunner(Runner):
         """What the candidate was doing, in words."""
         if step == "close":
             return "while it was closed"
-        what = {"run": "while it ran", "prepare": "while it was prepared", "check": "while its result was checked"}.get(step, f"in {step!r}")
+        what = {"run": "while it ran", "prepare": "while it was prepared", "check": "while its result was checked"}.get(
+            step, f"in {step!r}"
+        )
         return f"{what} on {self._task.sets[request[2]].describe()}" if len(request) > 2 else what
 
     def _again(self) -> None:

@@ -1,4 +1,4 @@
-"""A tuning session: prepared candidates and their operands, in the process where candidates run. In a worker it is a global of this module."""
+"""A tuning session: prepared candidates and their operands, where candidates run. In a worker it is a global of this module."""
 
 from __future__ import annotations
 
@@ -185,8 +185,9 @@ class Session:
         for _, algorithm in list(self._prepared.values()):
             self.forget(algorithm)
         self._note("close", None)
-        with contextlib.suppress(Exception):
-            self._harness.close()
+        for part in ("_verifier", "_harness"):
+            with contextlib.suppress(Exception):
+                getattr(self, part).close()
 
 
 # ---- in a worker -----------------------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def _title(report: TuningReport) -> str:
     mode = c.ragged_mode.name
     m = report.ragged_extent if mode == "NON_CONTRACTING" else c.m
     k = report.ragged_extent if mode == "CONTRACTING" else c.k
-    sizes = "the balanced seed" if report.origin == "seed" else f"{len(report.size_samples)} given"
+    sizes = "the balanced seed" if report.seeded else f"{len(report.size_samples)} given"
     floor = "" if report.floor_ms is None else f", floor {number_text(report.floor_ms)} ms"
     return (
         f"{mode} m={m} n={c.n} k={k} groups={c.group_count}{f' batch={c.batch_count}' if c.batch_count != 1 else ''}, "

@@ -15,7 +15,19 @@ from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.table import Table
 
-__all__ = ["FEW", "STDOUT", "WIDE", "Column", "bytes_text", "fitting_table", "noise_text", "number_text", "printable", "shorten", "write_text"]
+__all__ = [
+    "FEW",
+    "STDOUT",
+    "WIDE",
+    "Column",
+    "bytes_text",
+    "fitting_table",
+    "noise_text",
+    "number_text",
+    "printable",
+    "shorten",
+    "write_text",
+]
 
 STDOUT = Path("-")
 """The name of standard output, where a file to write is named."""
