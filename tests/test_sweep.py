@@ -16,7 +16,8 @@ import sweep_double
 from click.testing import CliRunner
 
 from hipgroupgemm.cli import cli
-from hipgroupgemm.measure.workloads import CLASSES, MoEShape, dirichlet_sizes, presets_of, zipf_sizes
+from hipgroupgemm.measure.distributions import dirichlet_sizes, zipf_sizes
+from hipgroupgemm.measure.workloads import CLASSES, MoEShape, presets_of
 from hipgroupgemm.sweep import workers
 from hipgroupgemm.sweep.jobs import DistributionError, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.record import read_sweep

@@ -308,8 +308,7 @@ def test_names_that_some_problems_have_are_for_those(tmp_path, log) -> None:
 
 
 def test_the_reference_backends_names_are_known(monkeypatch) -> None:
-    from hipgroupgemm.benchmark.algorithms import config_of
-    from hipgroupgemm.measure.workloads import CLASSES, MoEShape
+    from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
     from hipgroupgemm.operands.views import CPU
 
     names = workers.algorithm_names(config_of(CLASSES["fwd_wi"], MoEShape(30, 8, 10, 4, "a"), "float32"), CPU)

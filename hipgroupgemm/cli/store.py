@@ -229,7 +229,7 @@ def _print_table(records: list[StoredRecord], states: _States) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from hipgroupgemm.benchmark.command import stdout_console
+    from hipgroupgemm.measure.text import stdout_console
     from hipgroupgemm.store.records import config_id
     from hipgroupgemm.tuning.report import printable
 
@@ -273,7 +273,7 @@ def export_results(directory: Path | None, file: Path, **options: Any) -> None:
 
     Exit status: 0; 1 when FILE can't be written; 2 for arguments that can't be met, filters that no result passes among them.
     """
-    from hipgroupgemm.benchmark.table import STDOUT, write_text
+    from hipgroupgemm.measure.text import STDOUT, write_text
 
     data = _open(directory).export(_wanted(options))
     if any(options.values()) and not data["documents"]:

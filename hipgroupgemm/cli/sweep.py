@@ -269,8 +269,7 @@ def report(**options: Any) -> None:
     Exit status: 0; 1 when an algorithm that was right is wrong, crashed, hung or failed now, or a job that ended does so no more;
     2 for files that can't be read.
     """
-    from hipgroupgemm.benchmark.command import stdout_console
-    from hipgroupgemm.benchmark.table import STDOUT
+    from hipgroupgemm.measure.text import STDOUT, stdout_console
     from hipgroupgemm.sweep import report as reports
 
     plots = once(options["plot_paths"])

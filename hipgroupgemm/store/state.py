@@ -77,7 +77,7 @@ def moe_problem(record: StoredRecord) -> tuple[str, MoEShape] | None:
     A forward dot, data gradient and weight gradient of the up projection (`fwd_wi`, ...) is one of the down projection (`fwd_wo`, ...)
     with K and N exchanged: the former is named. M is the ragged extent that was tuned, which the config's key has rounded up.
     """
-    from hipgroupgemm.benchmark.algorithms import config_of
+    from hipgroupgemm.measure.workloads import config_of
 
     c, m = record.config, record.sizes.get("ragged_extent")
     name, k, n = "fwd_wi", c.k, c.n

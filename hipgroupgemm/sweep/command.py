@@ -13,9 +13,9 @@ from typing import Any
 
 from rich.console import Console
 
-from hipgroupgemm.benchmark.command import INTERRUPTED, stdout_console
-from hipgroupgemm.benchmark.table import STDOUT, write_text
+from hipgroupgemm.benchmark.command import INTERRUPTED
 from hipgroupgemm.measure.environment import blas_name, commit_of, cpu_model, load_average
+from hipgroupgemm.measure.text import STDOUT, stdout_console, write_text
 from hipgroupgemm.runtime.process import available_cores
 from hipgroupgemm.sweep.jobs import RequestError, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.output import noise_notes, print_sweep, write_csv

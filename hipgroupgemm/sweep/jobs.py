@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from hipgroupgemm.benchmark.command import AUTO_PADDED_FLOPS, DistributionError
-from hipgroupgemm.measure.workloads import (
-    CLASSES,
-    DISTRIBUTIONS,
-    MoEShape,
-    RaggedDotClass,
-    check_group_sizes,
-    group_sizes_of,
-    read_group_sizes,
-    scale_group_sizes,
-)
+from hipgroupgemm.measure.distributions import DistributionError, group_size_vectors
+from hipgroupgemm.measure.workloads import CLASSES, MoEShape, RaggedDotClass, scaled_shapes
 
 __all__ = ["HEURISTIC", "DistributionError", "RequestError", "SweepJob", "SweepRequest", "plan_jobs"]
 
@@ -134,34 +124,11 @@ def plan_jobs(request: SweepRequest, device_kind: str) -> list[SweepJob]:
         DistributionError: there is no distribution or file of that name, or the file's group sizes do not fit a shape.
     """
     on_cpu = device_kind == "cpu"
-    dtypes = request.dtypes or ("float32" if on_cpu else "bfloat16",)
     jobs = []
-    for whole, exact in [(one, False) for one in request.shapes] + [(one, True) for one in request.exact_shapes]:
-        if request.scale is not None:
-            shape = whole.scaled(request.scale) if request.scale > 1 else whole
-        else:
-            shape = whole.fitting(AUTO_PADDED_FLOPS) if on_cpu and not exact else whole
-        for dtype in dtypes:
+    for whole, shape in scaled_shapes(request.shapes, request.exact_shapes, request.scale, on_cpu):
+        for dtype in request.dtypes or ("float32" if on_cpu else "bfloat16",):
             for distribution in request.distributions:
-                try:
-                    name, samples = _samples(distribution, whole, shape, request.seed)
-                except (ValueError, OSError) as error:
-                    raise DistributionError(str(error)) from error
+                name, vectors = group_size_vectors(distribution, whole, shape, request.seed)
+                samples = None if distribution == "balanced" else tuple(tuple(sizes.tolist()) for sizes in vectors)  # the balanced seed
                 jobs += [SweepJob(CLASSES[kind], shape, dtype, name, samples) for kind in request.classes]
     return list(dict.fromkeys(jobs))
-
-
-def _samples(distribution: str, whole: MoEShape, shape: MoEShape, seed: int) -> tuple[str, tuple[tuple[int, ...], ...] | None]:
-    """The name and the vectors of a distribution for a scaled shape; None is the balanced seed, which tuning makes itself."""
-    if distribution == "balanced":
-        return distribution, None
-    if distribution in DISTRIBUTIONS:
-        return distribution, (tuple(group_sizes_of(distribution, shape, seed).tolist()),)
-    path = Path(distribution)
-    if not path.exists():
-        raise ValueError(f"{distribution!r}: wanted {', '.join(DISTRIBUTIONS)} or a file, and there is no such file")
-    vectors = []
-    for index, vector in enumerate(read_group_sizes(path, whole.e)):
-        sizes = check_group_sizes(vector, whole, f"{path.name}[{index}]")
-        vectors.append(tuple(scale_group_sizes(sizes, shape.scale).tolist()))
-    return f"./{path.name}" if path.name in DISTRIBUTIONS else path.name, tuple(vectors)  # real sizes are not to pass for drawn ones

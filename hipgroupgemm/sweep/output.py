@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from hipgroupgemm.benchmark.table import bytes_text, number_text, write_text
 from hipgroupgemm.measure.environment import busy_note
+from hipgroupgemm.measure.text import bytes_text, number_text, write_text
 from hipgroupgemm.sweep.record import Record
 from hipgroupgemm.tuning.columns import FEW, WIDE, Column, fitting_table, noise_text
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hipgroupgemm.benchmark.table import number_text
+from hipgroupgemm.measure.text import number_text
 from hipgroupgemm.sweep.record import Record
 from hipgroupgemm.sweep.workers import Progress
 

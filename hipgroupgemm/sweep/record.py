@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hipgroupgemm.benchmark.table import write_text
+from hipgroupgemm.measure.text import write_text
 
 __all__ = ["DONE", "Record", "Sweep", "SweepFile", "model_of", "place_of", "read_sweep", "stamp_of"]
 

@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from hipgroupgemm.benchmark.table import number_text, write_text
+from hipgroupgemm.measure.text import number_text, write_text
 from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, Series, compare, series_of, summary
 from hipgroupgemm.sweep.output import first_line, noise_notes, print_sweep, problem_title
 from hipgroupgemm.sweep.record import Record, read_sweep

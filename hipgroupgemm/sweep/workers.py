@@ -259,7 +259,7 @@ def _missing(device: str, names: str, question: Question) -> list[str]:
 
 
 def _names(device: str, names: str, job: SweepJob, settings: Mapping[str, Any]) -> set[str]:
-    from hipgroupgemm.benchmark.algorithms import config_of
+    from hipgroupgemm.measure.workloads import config_of
     from hipgroupgemm.operands.views import Device
 
     config, backends = config_of(job.kind, job.shape, job.dtype), settings.get("backends")
@@ -267,8 +267,8 @@ def _names(device: str, names: str, job: SweepJob, settings: Mapping[str, Any]) 
 
 
 def _tune(connection: Any, device: str, tune: str, names: str, job: SweepJob, settings: dict[str, Any]) -> Outcome:
-    from hipgroupgemm.benchmark.algorithms import config_of
-    from hipgroupgemm.measure.workloads import DISTRIBUTIONS
+    from hipgroupgemm.measure.distributions import DISTRIBUTIONS
+    from hipgroupgemm.measure.workloads import config_of
     from hipgroupgemm.operands.views import Device
     from hipgroupgemm.tuning.session import NO_MEMORY
 
