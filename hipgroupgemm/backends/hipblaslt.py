@@ -13,12 +13,15 @@ from typing import Any
 
 from hipgroupgemm import native
 from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Backend, Device, Executable, MatmulAlgorithm
-from hipgroupgemm.backends.device_kernels import DeviceKernels, PinnedRing
+from hipgroupgemm.backends.device_kernels import DeviceKernels
 from hipgroupgemm.backends.hipblaslt_terms import COMPUTE, TYPES, Refused, Terms, patch_record, terms_of
+from hipgroupgemm.backends.reference import numpy_view
 from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, RAGGED_N, RECORD_BYTES, ScanArguments, fault_from_bytes
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.operands.views import ArrayView, packed_strides
 from hipgroupgemm.problem.groups import GroupFault
 from hipgroupgemm.runtime import RuntimeUnavailable, get_runtime
+from hipgroupgemm.runtime.pinned import PinnedRing
 from hipgroupgemm.runtime.scratch import ScratchMemory, pack_sections
 
 __all__ = ["HipblasltBackend"]
@@ -321,7 +324,7 @@ class _HipblasltExecutable(Executable):
         """Fills in the kernels' argument; returns the call's terms."""
         config, packed, at = arguments.config, self.packed, self.offsets
         base = slot.base
-        sizes = self._device_sizes(slot, arguments)
+        arguments, sizes = self._with_device_sizes(slot, arguments)
         terms = terms_of(config)
         packed.set_scan(
             config,
@@ -348,16 +351,16 @@ class _HipblasltExecutable(Executable):
         packed.set_record(patch_record(slot.template, terms, product=product))
         return terms
 
-    def _device_sizes(self, slot: _Slot, arguments: Arguments) -> int:
-        """The address of the sizes on the device; those on the host go through pinned memory, packed."""
-        view = arguments.group_sizes
+    def _with_device_sizes(self, slot: _Slot, arguments: Arguments) -> tuple[Arguments, int]:
+        """The call with its sizes on the device, and their address; those on the host go through pinned memory, packed."""
+        view, address = arguments.group_sizes, slot.base + self.offsets[4]
         if arguments.config.ragged_mode is RaggedDotMode.BATCH:
-            return slot.base + self.offsets[4]
+            return arguments, address
         if view.device.kind != "cpu":
-            return view.pointer
-        address = slot.base + self.offsets[4]
-        arguments.group_sizes = self.staging.copy(view, address, arguments.stream)
-        return address
+            return arguments, view.pointer
+        self.staging.put(numpy_view(view.pointer, view.shape, view.strides, view.dtype), address, arguments.stream)
+        there = ArrayView(address, view.shape, packed_strides(view.shape, view.dtype.itemsize), view.dtype, self.device, view.framework)
+        return dataclasses.replace(arguments, group_sizes=there), address
 
     def _empty_all_groups(self, slot: _Slot) -> None:
         """For alpha = 0 in CONTRACTING: every slab is beta * c, so every group is made empty once the sizes have been checked."""

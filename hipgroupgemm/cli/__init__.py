@@ -17,6 +17,7 @@ from hipgroupgemm.cli.parameters import (
     check_gpu,
     check_outputs,
     classes_of,
+    listed,
     once,
     problem_options,
     require_matplotlib,

@@ -3,7 +3,7 @@
 One file an entry, named by a SHA-256 of everything that decides the code. A file is written beside its place
 and moved there in one step, so readers see a whole entry or none, whoever else writes; each carries a digest
 of its contents, so a damaged one is noticed, dropped and compiled again. A directory that can't be written
-costs compile time and a warning, never an error.
+costs compile time and a warning, never an error; so does one that another user owns or may write, from which code would be run.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import hashlib
 import logging
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from .directories import CACHE_VARIABLE as ENVIRONMENT_VARIABLE
-from .directories import cache_directory as default_directory
+import hipgroupgemm
+from hipgroupgemm.runtime.directories import CACHE_VARIABLE as ENVIRONMENT_VARIABLE
+from hipgroupgemm.runtime.directories import cache_directory as default_directory
+from hipgroupgemm.runtime.directories import private_directory, read_trusted, require_trusted
+from hipgroupgemm.runtime.forks import new_lock
 
 __all__ = ["ENVIRONMENT_VARIABLE", "CompileCache", "cache_key", "default_cache", "default_directory"]
 
@@ -46,7 +48,6 @@ def cache_key(
         headers: text of the headers by name.
         package_version: of this package; its own version when left out.
     """
-    from hipgroupgemm.version import __version__
 
     digest = hashlib.sha256()
 
@@ -56,7 +57,7 @@ def cache_key(
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
 
-    add(package_version if package_version is not None else __version__)
+    add(package_version if package_version is not None else hipgroupgemm.__version__)
     add(compiler)
     add(architecture)
     add(str(len(options)))
@@ -80,6 +81,10 @@ class CompileCache:
         self.directory = Path(directory) if directory is not None else None
         self._warned = False
 
+    def _places(self, path: Path) -> tuple[Path, ...]:
+        """The directories that lead to an entry, this cache's own first."""
+        return path.parent.parent.parent, path.parent.parent, path.parent
+
     def path(self, key: str) -> Path | None:
         """File of an entry, whether or not it exists; None without a directory."""
         return self.directory / "code" / key[:2] / f"{key}.bin" if self.directory is not None else None
@@ -90,7 +95,9 @@ class CompileCache:
         if path is None:
             return None
         try:
-            data = path.read_bytes()
+            for directory in self._places(path):
+                require_trusted(directory)
+            data = read_trusted(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -111,9 +118,8 @@ class CompileCache:
             return False
         temporary = None
         try:
-            for directory in (path.parent.parent.parent, path.parent.parent, path.parent):
-                # for the user alone: who can write here can run code in the user's processes
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for directory in self._places(path):
+                private_directory(directory)
             descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(_MAGIC + self._digest(key, code))
@@ -163,17 +169,12 @@ class CompileCache:
     def _warn(self, what: str, path: Path, error: OSError) -> None:
         if not self._warned:
             self._warned = True
-            _log.warning(
-                "compile cache: can't %s %s (%s); kernels are compiled anew in every process. Set %s to a directory that can be written",
-                what,
-                path,
-                error,
-                ENVIRONMENT_VARIABLE,
-            )
+            text = "compile cache: can't %s %s (%s); kernels are compiled anew in every process. Set %s to a directory of your own"
+            _log.warning(text, what, path, error, ENVIRONMENT_VARIABLE)
 
 
 _default: CompileCache | None = None
-_default_lock = threading.Lock()
+_default_lock = new_lock()
 
 
 def default_cache() -> CompileCache:
@@ -184,11 +185,3 @@ def default_cache() -> CompileCache:
         if _default is None or _default.directory != directory:
             _default = CompileCache(directory)
         return _default
-
-
-def _renew_lock() -> None:
-    global _default_lock
-    _default_lock = threading.Lock()  # a thread of the parent may have held it
-
-
-os.register_at_fork(after_in_child=_renew_lock)

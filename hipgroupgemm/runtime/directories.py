@@ -1,12 +1,20 @@
-"""Where this package keeps files of its own: compiled code and tuning results."""
+"""Where this package keeps files of its own, compiled code and tuning results, and whether what lies there can be believed.
+
+Compiled code is run, so it is taken only from directories and files that no other user can write. Root counts as this user.
+"""
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
+import stat
 import sys
+import tempfile
 from pathlib import Path
 
-__all__ = ["CACHE_VARIABLE", "cache_directory"]
+__all__ = ["CACHE_VARIABLE", "cache_directory", "private_directory", "read_trusted", "require_trusted", "temporary_directory"]
 
 CACHE_VARIABLE = "HIPGROUPGEMM_CACHE_DIR"
 
@@ -31,3 +39,55 @@ def cache_directory() -> Path | None:
         return (Path(base) if base else Path.home() / ".cache") / "hipgroupgemm"
     except RuntimeError:
         return None  # no home directory
+
+
+def require_trusted(path: Path, found: os.stat_result | None = None) -> None:
+    """Raises PermissionError where another user owns a file or directory or may write it; FileNotFoundError where there is none.
+
+    Args:
+        path: of the file or directory. found: its status, where the caller has it.
+    """
+    found = path.stat() if found is None else found
+    if not hasattr(os, "geteuid"):
+        return
+    if found.st_uid not in (os.geteuid(), 0):
+        raise PermissionError(f"{path} belongs to user {found.st_uid}, who could have put anything there")
+    if found.st_mode & 0o022:
+        raise PermissionError(
+            f"{path} can be written by other users (mode {stat.S_IMODE(found.st_mode):o}, want 700), who could have put anything there"
+        )
+
+
+def private_directory(path: Path) -> Path:
+    """The directory, made for this user alone (mode 700) where it is not there yet.
+
+    Raises:
+        PermissionError: another user owns it or may write it.
+        OSError: it can't be made.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    require_trusted(path)
+    return path
+
+
+def read_trusted(path: Path) -> bytes:
+    """The contents of a file that nobody but this user can have written.
+
+    Raises:
+        PermissionError: another user owns it or may write it.
+        OSError: it can't be read; FileNotFoundError where there is none.
+    """
+    with path.open("rb") as file:
+        require_trusted(path, os.fstat(file.fileno()))  # of the file that is open, whatever takes its place meanwhile
+        return file.read()
+
+
+@functools.lru_cache(1)
+def temporary_directory() -> Path:
+    """A directory for this process alone, for programs that must write somewhere where the user's caches can't be written.
+
+    It is removed when the process ends. Raises OSError where not even a temporary directory can be had.
+    """
+    path, owner = tempfile.mkdtemp(prefix="hipgroupgemm-"), os.getpid()
+    atexit.register(lambda: shutil.rmtree(path, ignore_errors=True) if os.getpid() == owner else None)
+    return Path(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -13,6 +14,7 @@ __all__ = ["Column", "fitting_table", "noise_text", "shorten"]
 
 _READABLE = 24  # columns of a terminal that a name should have, if it is that long
 _LEAST = 12
+_TILE = re.compile(r"MT\d+x\d+(x\d+)?")  # of hipBLASLt's names
 _GAP = 2  # blanks between two columns
 
 FEW, WIDE = 5, 0.2
@@ -67,11 +69,17 @@ def _rest(columns: Sequence[Column], width: int) -> int:
 
 
 def shorten(name: str, width: int) -> str:
-    """A name that fits a width: of a long one the middle is left out, since both ends tell kernels apart."""
+    """A name that fits a width: of a long one the middle is left out, save for a macro tile in it: these tell kernels apart."""
     if len(name) <= width:
         return name
-    head = max((width - 1) // 2, 1)
-    return f"{name[:head]}…{name[len(name) - max(width - 1 - head, 1) :]}"
+    tile = _TILE.search(name)
+    kept = "" if tile is None else f"{tile[0]}…"
+    head = max((width - 1 - len(kept)) // 2, 1)
+    tail = name[len(name) - max(width - 1 - len(kept) - head, 1) :]
+    if tile is None or len(kept) + 3 > width or tile.end() > len(name) - len(tail):
+        head = max((width - 1) // 2, 1)
+        return f"{name[:head]}…{name[len(name) - max(width - 1 - head, 1) :]}"
+    return f"{name[: min(head, tile.start())]}…{kept}{tail}"
 
 
 def noise_text(median: float | None, p10: float | None, p90: float | None, samples: int) -> str:

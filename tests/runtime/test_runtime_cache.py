@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hipgroupgemm.runtime import cache
+from hipgroupgemm.runtime import cache, directories
 from hipgroupgemm.runtime.cache import CompileCache, cache_key
 
 
@@ -227,3 +227,70 @@ def test_private_directory(tmp_path: Path) -> None:
     # code that others could replace would run in this user's processes
     for place in (path, path.parent, path.parent.parent, tmp_path / "cache"):
         assert place.stat().st_mode & 0o022 == 0, place
+
+
+@pytest.mark.parametrize("place", ["directory", "code", "file"])
+@pytest.mark.parametrize("trouble", ["another user's", "open to others"])
+def test_code_that_others_could_have_written_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, place: str, trouble: str
+) -> None:
+    directory = tmp_path / "cache"
+    key = cache_key("x", [], "a", "c")
+    assert CompileCache(directory).put(key, b"code") and directory.stat().st_mode & 0o777 == 0o700
+    store = CompileCache(directory)
+    assert store.get(key) == b"code"
+    path = store.path(key)
+    assert path is not None
+    target = {"directory": directory, "code": directory / "code", "file": path}[place]
+    if trouble == "open to others":
+        target.chmod(0o777)
+    elif os.geteuid() == 0:
+        os.chown(target, 12345, -1)
+    else:
+        real = os.stat(target).st_ino
+        theirs = directories.require_trusted
+
+        def require(path: Path, found: os.stat_result | None = None) -> None:
+            found = path.stat() if found is None else found
+            if found.st_ino == real:
+                found = os.stat_result((*found[:4], 12345, *found[5:10]))
+            theirs(path, found)
+
+        monkeypatch.setattr(directories, "require_trusted", require)
+        monkeypatch.setattr(cache, "require_trusted", require)
+    with caplog.at_level(logging.WARNING, "hipgroupgemm.cache"):
+        assert store.get(key) is None
+        assert store.get_or_build(key, lambda: b"own") == b"own" and store.get(key) in (None, b"own")
+    assert len(caplog.records) == 1 and str(target) in caplog.text  # said once
+    assert caplog.text.count("who could have put anything there") == 1
+    if place != "file":
+        assert path.read_bytes().endswith(b"code")  # and nothing is written there
+
+
+@pytest.mark.parametrize("variable", [cache.ENVIRONMENT_VARIABLE, "HOME"])
+def test_caches_on_dev_null(variable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for name in (cache.ENVIRONMENT_VARIABLE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "/dev/null")
+    with caplog.at_level(logging.WARNING, "hipgroupgemm.cache"):
+        for key in ("0" * 64, "1" * 64):
+            assert cache.default_cache().get_or_build(key, lambda: b"code") == b"code"
+        assert cache.default_cache().clear() == 0
+    assert len(caplog.records) == 1 and "/dev/null" in caplog.text
+
+
+def test_a_directory_for_programs_that_must_write_somewhere(tmp_path: Path) -> None:
+    code = """
+import os
+from hipgroupgemm.runtime.directories import temporary_directory
+path = temporary_directory()
+(path / "x").write_text("1")
+assert path == temporary_directory() and path.stat().st_mode & 0o077 == 0
+if os.fork() == 0:
+    raise SystemExit(0)
+os.wait()
+assert path.exists()
+print(path)
+"""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert not Path(run.stdout.strip()).exists()

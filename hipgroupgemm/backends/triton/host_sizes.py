@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 
 from hipgroupgemm.backends.base import Arguments
-from hipgroupgemm.backends.device_kernels import PinnedRing
 from hipgroupgemm.backends.reference import numpy_view
 from hipgroupgemm.operands.views import ArrayView, packed_strides
 from hipgroupgemm.runtime.base import Runtime
+from hipgroupgemm.runtime.pinned import PinnedRing
 
 __all__ = ["HostSizes"]
 
