@@ -57,11 +57,12 @@ def main() -> int:
     options = parser.parse_args()
     one_thread = settle_threads()
 
-    from hipgroupgemm.benchmark.command import Request, measure, plot_note, print_machine, stdout_console
     from hipgroupgemm.benchmark.labs import NumPyLab
+
+    from hipgroupgemm.benchmark.command import Request, measure, plot_note, print_machine, stdout_console
     from hipgroupgemm.benchmark.plots import plot_floor, plot_speedup
     from hipgroupgemm.benchmark.ratios import bare_loop_ratio, on_one_thread, padded_ratio
-    from hipgroupgemm.benchmark.table import print_rows, write_csv, write_json
+    from hipgroupgemm.measure.text import print_rows, write_csv, write_json
     from hipgroupgemm.measure.workloads import CLASSES, PRESETS, presets_of
 
     try:

@@ -17,8 +17,9 @@ import hipgroupgemm
 from hipgroupgemm.benchmark import command, labs
 from hipgroupgemm.cli import cli
 from hipgroupgemm.measure import environment
+from hipgroupgemm.measure.distributions import zipf_sizes
 from hipgroupgemm.measure.roofline import Roofline
-from hipgroupgemm.measure.workloads import CLASSES, PRESETS, MoEShape, zipf_sizes
+from hipgroupgemm.measure.workloads import CLASSES, PRESETS, MoEShape
 
 SHAPE = ["--shape", "48,12,10,4"]
 

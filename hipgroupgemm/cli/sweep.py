@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -95,10 +94,10 @@ _PLOTS = (".png", ".svg", ".pdf")
     callback=listed(),
     help="A process each. Devices of one kind share the jobs; every other kind runs them all. A list.",
 )
-@click.option("--resume", type=click.Path(dir_okay=False, path_type=Path), help="Take up this sweep; without --json it is written on.")
+@click.option("--resume", type=click.Path(dir_okay=False, path_type=Path), help="Go on with this sweep's file, or begin it.")
 @click.option("--csv", "csv_path", type=OutputType(), help="Write a line a candidate here at the end; - is standard output.")
 @click.option(
-    "--json", "json_path", type=OutputType(), help="The sweep's file, kept up to date job by job; - is standard output, at the end."
+    "--json", "json_path", type=OutputType(), help="The sweep's file, JSON Lines: a line a job, as it ends; - is standard output."
 )
 @click.option("--overwrite", is_flag=True, help="Let --json replace a file that is there already, and lose what is in it.")
 @click.option("--plot", "plot_paths", type=OutputType(_PLOTS), multiple=True, help="Plot what the winners reach. Repeatable.")
@@ -108,16 +107,13 @@ def sweep(**options: Any) -> None:
 
     Options marked as lists take values with commas between them, and may be repeated.
 
-    With --resume, jobs that are done on an equal device with equal versions and settings are kept, the others run:
-    hipgroupgemm sweep --resume FILE does all that FILE was ever asked for. With options beside it, those jobs alone are run that the
-    file's first request has with these options; they are added to the file, and what it waited for before it waits for still.
-    --devices alone runs all of it on these devices; what others have not done waits for them.
+    hipgroupgemm sweep --resume FILE runs what FILE was asked for and has no result of. Options beside it have to be those that FILE was
+    begun with, but for --devices: other devices of the same kinds do as well. A file that is not there yet is begun.
 
-    Exit status: 0; 1 when a candidate is wrong, crashed, hung, failed or not deterministic though it claims to be, when a job failed,
+    Exit status: 0; 1 when a candidate is wrong, crashed, timed out, failed or not deterministic though it claims to be, when a job failed,
     or a backend that was named ran nothing; 2 for arguments that can't be met; 130 after Ctrl-C (finished jobs are kept).
     """
-    from hipgroupgemm.sweep.command import Outputs, run
-    from hipgroupgemm.sweep.jobs import DistributionError, RequestError, SweepRequest
+    from hipgroupgemm.sweep import jobs, running
 
     context = click.get_current_context()
     check_backends(options["backends"])
@@ -125,36 +121,36 @@ def sweep(**options: Any) -> None:
     if plots:
         require_matplotlib()
     check_outputs([path for path in (options["csv_path"], options["json_path"], *plots) if path is not None])
-    resume: Path | None = options["resume"]
-    if resume is not None:
-        OutputType().convert(str(resume), None, context)  # it is written, too
+    resumed: Path | None = options["resume"]
+    if resumed is not None:
+        if options["json_path"] is not None:
+            raise click.UsageError("--resume FILE goes on in FILE; --json is for a new sweep")
+        OutputType().convert(str(resumed), None, context)  # it is written, too
     given = {name for name in options if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)}
     if options["overwrite"] and options["json_path"] is None:
         raise click.UsageError("--overwrite goes with --json FILE, the file that may be overwritten")
-    earlier = _earlier_requests(resume)
-    if not earlier and not given & {"models", "shapes", "suite"}:
+    goes_on = resumed is not None and resumed.is_file() and resumed.stat().st_size > 0
+    if not goes_on and not given & {"models", "shapes", "suite"}:
         raise click.UsageError("Which problems? Give --shape M,K,N,E, --model NAME or --model all; hipgroupgemm list --models prints them.")
     values = _request_values(options)
-    changed = {field for name in given for field in _FIELDS.get(name, ())}
-    if not earlier:
-        requests = [SweepRequest(**values)]
-    else:
-        base = earlier if changed <= {"devices"} else earlier[:1]
-        requests = [dataclasses.replace(one, **{field: values[field] for field in changed}) for one in base]
-    if "devices" in given or not earlier:
-        devices = _devices(options["devices"])
-        requests = [dataclasses.replace(one, devices=devices) for one in requests]
-    outputs = Outputs(options["json_path"], options["csv_path"], plots, resume, options["store"], options["overwrite"])
+    if "devices" in given or not goes_on:
+        values["devices"] = tuple(_devices(options["devices"]))
+    outputs = running.Outputs(options["json_path"] or resumed, options["csv_path"], plots, options["store"], options["overwrite"])
     try:
-        code = run(requests, outputs)
-    except DistributionError as error:
+        if resumed is not None and goes_on:
+            code = running.resume(resumed, outputs, {field: values[field] for name in given for field in _FIELDS.get(name, ())})
+        else:
+            code = running.run_sweep(jobs.SweepRequest(**values), outputs)
+    except jobs.DistributionError as error:
         raise click.BadParameter(str(error), param_hint="--distribution") from error
-    except RequestError as error:
+    except jobs.RequestError as error:
         raise click.UsageError(str(error)) from error
     except BrokenPipeError:  # main knows what to do
         raise
     except (ValueError, RuntimeError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise (
+            click.BadParameter(str(error), param_hint="--resume") if isinstance(error, ValueError) else click.ClickException(str(error))
+        ) from error
     context.exit(code)
 
 
@@ -187,14 +183,14 @@ def _request_values(options: dict[str, Any]) -> dict[str, Any]:
         raise click.BadParameter("heuristic and all stand alone; give one of them, or names", param_hint="--algorithms")
     alone = algorithms[0] if algorithms[0] in ("heuristic", "all") else None
     return {
-        "shapes": named,
-        "exact_shapes": exact,
-        "classes": list(options["classes"] or CLASS_NAMES),
-        "dtypes": list(options["dtypes"]),
-        "distributions": list(options["distributions"]),
-        "devices": list(options["devices"]),
-        "backends": list(options["backends"]) or None,
-        "algorithms": alone or list(algorithms),
+        "shapes": tuple(named),
+        "exact_shapes": tuple(exact),
+        "classes": tuple(options["classes"] or CLASS_NAMES),
+        "dtypes": tuple(options["dtypes"]),
+        "distributions": tuple(options["distributions"]),
+        "devices": tuple(options["devices"]),
+        "backends": tuple(options["backends"]) or None,
+        "algorithms": alone or tuple(algorithms),
         "max_algorithms": options["max_algorithms"],
         "max_workspace": options["max_workspace"],
         "repetitions": options["repetitions"],
@@ -202,19 +198,6 @@ def _request_values(options: dict[str, Any]) -> dict[str, Any]:
         "scale": None if options["scale"] == "auto" else options["scale"],
         "seed": options["seed"],
     }
-
-
-def _earlier_requests(resume: Path | None) -> list[Any]:
-    """What a sweep that is taken up was asked for; nothing without one."""
-    if resume is None or not resume.exists():
-        return []
-    from hipgroupgemm.sweep.planning import requests_of
-    from hipgroupgemm.sweep.record import read_sweep
-
-    try:
-        return list(requests_of(read_sweep(resume)))
-    except (ValueError, OSError) as error:
-        raise click.BadParameter(str(error), param_hint="--resume") from error
 
 
 def _devices(names: Sequence[str]) -> list[str]:
@@ -269,47 +252,18 @@ def report(**options: Any) -> None:
     Exit status: 0; 1 when an algorithm that was right is wrong, crashed, hung or failed now, or a job that ended does so no more;
     2 for files that can't be read.
     """
-    from hipgroupgemm.benchmark.command import stdout_console
-    from hipgroupgemm.benchmark.table import STDOUT
-    from hipgroupgemm.sweep import report as reports
+    from hipgroupgemm.sweep.report import report as compare
 
     plots = once(options["plot_paths"])
     if plots:
         require_matplotlib()
-    outputs = [options["csv_path"], options["json_path"]]
-    check_outputs([path for path in (*outputs, *plots) if path is not None])
-    console = stdout_console()
-    if STDOUT in outputs:
-        from rich.console import Console
-
-        console = Console(stderr=True)
+    check_outputs([path for path in (options["csv_path"], options["json_path"], *plots) if path is not None])
     try:
-        series = reports.read_series(options["files"], console)
-    except (ValueError, OSError) as error:
-        raise click.UsageError(str(error)) from error
-    comparisons = reports.report(series)
-    reports.print_report(console, series, comparisons)
-    try:
-        if options["csv_path"] is not None:
-            reports.write_report_csv(options["csv_path"], series, comparisons)
-        if options["json_path"] is not None:
-            reports.write_report_json(options["json_path"], series, comparisons)
-        for path in plots:
-            _plot(path, series, comparisons)
+        code = compare(options["files"], csv_path=options["csv_path"], json_path=options["json_path"], plots=plots)
     except BrokenPipeError:
         raise
-    except (OSError, ValueError) as error:
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    except OSError as error:
         raise click.ClickException(str(error)) from error
-    for path in (*outputs, *plots):
-        if path is not None and path != STDOUT:
-            console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
-    click.get_current_context().exit(reports.exit_code(comparisons))
-
-
-def _plot(path: Path, series: Sequence[Any], comparisons: Sequence[Any]) -> None:
-    from hipgroupgemm.sweep.plots import plot_comparisons, plot_sweep
-
-    if comparisons:
-        plot_comparisons(comparisons, path)
-    else:
-        plot_sweep(list(series[0].records.values()), path)
+    click.get_current_context().exit(code)

@@ -238,11 +238,9 @@ class DeviceHarness(Harness):
             if ("rocm" if cupy.cuda.runtime.is_hip else "cuda") != self.device.kind:
                 return None
             with cupy.cuda.Device(self._index), cupy.cuda.ExternalStream(self.stream, self._index):
-                a, b = (cupy.random.standard_normal((_PRODUCT, _PRODUCT), dtype=np.float32).astype(dtype) for _ in range(2))
-                out = cupy.empty_like(a)
-                cupy.matmul(a, b, out=out)
-                product = min(self.time(lambda: cupy.matmul(a, b, out=out)) for _ in range(12))
-                del a, b, out
+                made = [cupy.random.standard_normal((_PRODUCT, _PRODUCT), dtype=np.float32).astype(dtype) for _ in range(3)]
+                product = min(self.time(lambda: cupy.matmul(made[0], made[1], out=made[2])) for _ in range(13))
+                made.clear()
                 cupy.get_default_memory_pool().free_all_blocks()
             source, target = self._zeros(_COPY), self._zeros(_COPY)
             counts = self._allocate(COUNTS.itemsize * self._checker.touch_blocks(_COPY))
@@ -271,6 +269,8 @@ class DeviceHarness(Harness):
                 if piece is not None:
                     piece.free()
             self._scratch = self._trash = None
-            for destroy, handle in ((runtime.destroy_event, self._start), (runtime.destroy_event, self._end), (runtime.destroy_stream, self.stream)):
+            for event in (self._start, self._end):
                 with contextlib.suppress(RuntimeError):
-                    destroy(handle)
+                    runtime.destroy_event(event)
+            with contextlib.suppress(RuntimeError):
+                runtime.destroy_stream(self.stream)

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.operands.views import Device
-from hipgroupgemm.runtime import get_runtime
+from hipgroupgemm.operands.views import CPU, Device
+from hipgroupgemm.runtime import default_device, find_devices, get_runtime
 from hipgroupgemm.runtime.process import available_cores, mapped_libraries
 
-__all__ = ["THREADS", "blas_name", "blas_threads", "busy_note", "commit_of", "cpu_model", "describe", "load_average"]
+__all__ = ["THREADS", "blas_name", "blas_threads", "busy_note", "commit_of", "cpu_model", "describe", "device_named", "load_average"]
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 """Variables by which a user has settled BLAS's threads."""
@@ -59,6 +59,25 @@ def _thread_calls() -> tuple[Any, Any] | None:
             with contextlib.suppress(AttributeError):
                 return getattr(library, name.format("get")), getattr(library, name.format("set"))
     return None
+
+
+def device_named(name: str) -> Device:
+    """The device that a person names: "cpu"; "auto", the first runtime's current GPU where there is one, else the CPU; "gpu", that GPU;
+    or "cuda:1", "rocm". No array library is asked.
+
+    Raises:
+        RuntimeError: no such device is here. ValueError: no device is called so.
+    """
+    if name in ("auto", "gpu"):
+        found = default_device()
+        if found is None and name == "gpu":
+            raise RuntimeError("no GPU was found; see hipgroupgemm doctor")
+        return CPU if found is None else Device(*found)
+    device = Device.of(name)
+    if device.kind != "cpu" and (device.kind, device.index) not in find_devices():
+        here = ", ".join(f"{kind}:{index}" for kind, index in find_devices())
+        raise RuntimeError(f"there is no {device} here, only {here or 'the CPU'}; see hipgroupgemm doctor")
+    return device
 
 
 def describe(device: Device) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.measure.workloads import balanced_sizes
+from hipgroupgemm.measure.distributions import balanced_sizes
 from hipgroupgemm.problem.groups import scan
 from hipgroupgemm.store.records import SEED, USER
 

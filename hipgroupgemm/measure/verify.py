@@ -53,6 +53,7 @@ class Verifier:
     Args:
         harness: where. config: the problem, with its true ragged extent. sets: the size sets.
         seed: of operands and of the check's sample. copies: of the operands at the most, that timed calls take in turns.
+        watch: whether it is looked at after each run if inputs are as they were. budget: of a check, see `Harness.check`.
         note: called before each step with what comes: "operands", "prepare", "run" or "check". What it is told decides how long a step
             may take.
 
@@ -68,10 +69,12 @@ class Verifier:
         *,
         seed: int = 0,
         copies: int = _COPIES,
+        watch: bool = True,
+        budget: float | None = None,
         note: Callable[[str], None] = lambda step: None,
     ) -> None:
         self.harness, self.config, self.sets = harness, config, sets
-        self._seed, self._copies, self._note = seed, copies, note
+        self._seed, self._copies, self._watch, self._budget, self._note = seed, copies, watch, budget, note
         self.inputs = Inputs(harness)
         self.operands: list[OperandSet] = []
         self._made_for: tuple[GroupedGemmConfig, bool] | None = None
@@ -79,9 +82,9 @@ class Verifier:
         self._timing = False
         self._spoiled: SpoiledGroup | None = None
         self._touched = False  # a candidate has changed inputs
-        self._make(config, rotate=False)
+        self._make(config, False)
 
-    def _make(self, config: GroupedGemmConfig, *, rotate: bool) -> None:
+    def _make(self, config: GroupedGemmConfig, rotate: bool) -> None:
         for operands in self.operands:
             self.harness.release(operands)
         self.operands, self._made_for, self._index, self._spoiled = [], None, None, None
@@ -92,10 +95,10 @@ class Verifier:
         """Brings operands, sizes and poison of a size set to where the last one's were; the set as it can be had."""
         chosen = self.sets[index]
         self._note("operands")
-        wanted = (chosen.config or self.config, timing)
+        wanted = (chosen.config or self.config, timing and self._copies > 1)
         fresh = self._made_for != wanted
         if fresh:
-            self._make(wanted[0], rotate=timing)
+            self._make(*wanted)
         elif self._index == index and not self._touched:
             return self._current
         unused = self._index is None
@@ -108,7 +111,7 @@ class Verifier:
             chosen = self._poison(chosen)
         self.inputs.use(chosen)
         if fresh or renewed or unused:
-            self.inputs.seal(self.operands)
+            self.inputs.seal(self.operands if self._watch else [])
         self._touched, self._index, self._current = False, index, chosen
         return chosen
 
@@ -197,18 +200,34 @@ class Verifier:
         self._note("check")
         if self._spoiled is not None:
             self._spoiled.overwrite(_NUMBERS)
-        run = {"alpha": one.alpha, "beta": one.beta, "seed": seed}
         return self.harness.check(
-            operands, one.sizes, **run, tail=one.tail, group_offset=one.group_offset, fill=fill, without=one.spoiled
+            operands,
+            one.sizes,
+            alpha=one.alpha,
+            beta=one.beta,
+            seed=seed,
+            budget=self._budget,
+            tail=one.tail,
+            group_offset=one.group_offset,
+            fill=fill,
+            without=one.spoiled,
         )
 
-    def time(self, index: int, turn: int, prepare: Callable[[], Executable], *, checked: bool = False, cold: bool = False) -> Outcome:
+    def time(
+        self,
+        index: int,
+        turn: int,
+        prepare: Callable[[], Executable],
+        *,
+        checked: bool | Callable[[float], bool] = False,
+        cold: bool = False,
+    ) -> Outcome:
         """Times one call of a candidate, on cold caches.
 
         Args:
             index, prepare: as in `check`.
             turn: of the operands' copies, so that nobody finds his inputs in a cache.
-            checked: whether the result is checked as well. Whether inputs were changed is looked at in any case.
+            checked: whether the result is checked as well, or what decides that once the milliseconds are known.
             cold: whether the executable was made anew, so that a call comes first that pays for what only a first call does.
         """
         one, harness = self.use(index, timing=True), self.harness
@@ -228,7 +247,9 @@ class Verifier:
         changed = self.inputs.changed([operands])
         if changed:
             return Outcome("wrong", f"{where}: {changed}", ms=took)
-        return Outcome.of(self._result(one, operands, None, self._seed + turn), where, took) if checked else Outcome(ms=took)
+        if not (checked(took) if callable(checked) else checked):
+            return Outcome(ms=took)
+        return Outcome.of(self._result(one, operands, None, self._seed + turn), where, took)
 
     def distrust(self) -> None:
         """A candidate has failed: whoever comes next finds inputs as they should be."""

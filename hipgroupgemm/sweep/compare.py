@@ -2,92 +2,68 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from hipgroupgemm.measure.environment import busy_note
 from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
-from hipgroupgemm.sweep.record import Record, Sweep
+from hipgroupgemm.sweep.jobs import SweepJob
+from hipgroupgemm.sweep.results import BAD, RIGHT, Record, Row, Sweep
+from hipgroupgemm.tuning.tables import FEW
 
-__all__ = ["Comparison", "Finding", "Pair", "Series", "compare", "series_of", "summary"]
+__all__ = ["Comparison", "Finding", "Pair", "compare", "flat", "series_of"]
 
-RIGHT = ("ok", "behind")
-WRONG = ("wrong", "nondeterministic", "crashed", "hung", "failed")
+DRIFT = 1.1
+DOUBTS = {
+    "busy": "others were at work on the machine",
+    "few": f"fewer than {FEW} timed calls",
+    "drift": f"the device's measured ceilings differ by more than {DRIFT - 1:.0%}",
+}
+"""Why the times of two sweeps can't be compared."""
 
 Key = tuple[str, str, int]
 """An algorithm in two processes: backend, name, and the place among those of one name; indices may differ."""
 
 
-@dataclasses.dataclass
-class Series:
-    """The results of one sweep on one kind of device with one set of versions.
+class Pair(msgspec.Struct):
+    """One problem of two sweeps. What there is no value for is None.
 
     Attributes:
-        label: the file's name, with the device's where the file has several.
-        identity: the device and the versions.
-        records: by problem; where a file has a problem twice, the one that ended last.
-        path: the file. done, wanted: how many of its jobs have ended, and how many there are. sessions: its starts.
+        job: the problem. base, other: what came of it in either sweep. base_winner, other_winner: "backend name".
+        ratio: the base's median over the other's: above 1 the other is faster. ratio_from, ratio_to: what the ranges from p10 to p90 of
+            both make of it.
+        within_noise: it may be chance: 1 lies in that range, or both sweeps are of one build on one machine.
+        not_comparable: words of `DOUBTS`.
+        same_algorithms_ratio: the geometric mean of that ratio over the algorithms that are right and timed in both.
+        changed: another algorithm wins. old_winner_now: then, what became of the base's winner in the other sweep.
     """
 
-    label: str
-    identity: dict[str, Any]
-    records: dict[tuple[Any, ...], Record]
-    path: Path = Path()
-    done: int = 0
-    wanted: int = 0
-    sessions: list[Any] = dataclasses.field(default_factory=list)
-
-    @property
-    def finished(self) -> bool:
-        """Whether all jobs of the file have ended."""
-        return self.done >= self.wanted
-
-    @property
-    def device(self) -> str:
-        """The device's product name, or its target."""
-        return str(self.identity.get("name") or self.identity.get("target") or self.identity.get("kind"))
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """The versions of what ran."""
-        return {str(name): str(version) for name, version in dict(self.identity.get("versions", {})).items()}
+    job: SweepJob
+    base: str | None = None
+    other: str | None = None
+    base_winner: str | None = None
+    other_winner: str | None = None
+    base_ms: float | None = None
+    other_ms: float | None = None
+    ratio: float | None = None
+    ratio_from: float | None = None
+    ratio_to: float | None = None
+    within_noise: bool = False
+    not_comparable: str = ""
+    same_algorithms_ratio: float | None = None
+    changed: bool = False
+    old_winner_now: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    """One problem in both series, with a winner in each.
+class Finding(msgspec.Struct):
+    """An algorithm, or a whole job where `algorithm` is empty, whose verdict is another one now; `reason` is of the latter."""
 
-    Attributes:
-        base, other: the records.
-        ratio: the base's median over the other's: above 1 the other is faster.
-        noise: the ranges from p10 to p90 of the two winners overlap: the ratio may be chance.
-        same: the geometric mean of that ratio over the algorithms that are right and timed in both, None where there are none.
-        changed: another algorithm wins.
-        fate: where another wins: what became of the base's winner in the other series.
-    """
-
-    base: Record
-    other: Record
-    ratio: float
-    noise: bool
-    same: float | None
-    changed: bool
-    fate: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """An algorithm, or a whole job where `algorithm` is empty, whose verdict is another one now.
-
-    Attributes:
-        job: the problem. backend, algorithm: the algorithm. before, after: the verdicts. reason: of the latter.
-    """
-
-    job: dict[str, Any]
+    job: SweepJob
     backend: str
     algorithm: str
     before: str
@@ -95,182 +71,156 @@ class Finding:
     reason: str
 
 
-@dataclasses.dataclass
-class Comparison:
-    """One series against the first.
+class Comparison(msgspec.Struct):
+    """One sweep against the first.
 
     Attributes:
-        base, other: the series. pairs: the problems with a winner in both, in the base's order.
+        base, other: the sweeps. problems: all problems of both.
+        same_build: both are of one build on one machine with equal settings: what differs between them is noise.
         newly_wrong: algorithms that were right, and jobs that ended, but are or do no more. newly_right: the other way round.
-        new, missing: (backend, name) of algorithms that only one of the series has, and for how many problems of both.
-        only_base, only_other: jobs that the other series has not.
+        new, missing: "backend name" of algorithms that only one of them has, and for how many problems of both.
     """
 
-    base: Series
-    other: Series
-    pairs: list[Pair]
-    newly_wrong: list[Finding]
-    newly_right: list[Finding]
-    new: Counter[tuple[str, str]]
-    missing: Counter[tuple[str, str]]
-    only_base: list[dict[str, Any]]
-    only_other: list[dict[str, Any]]
+    base: Sweep
+    other: Sweep
+    same_build: bool
+    problems: list[Pair] = []
+    newly_wrong: list[Finding] = []
+    newly_right: list[Finding] = []
+    new: Counter[str] = msgspec.field(default_factory=Counter)
+    missing: Counter[str] = msgspec.field(default_factory=Counter)
 
     @property
-    def ratio(self) -> float:
-        """The geometric mean of the ratios; NaN without any."""
-        return geometric_mean([pair.ratio for pair in self.pairs])
+    def pairs(self) -> list[tuple[Pair, float]]:
+        """The problems with a winner in both, and the ratios."""
+        return [(pair, pair.ratio) for pair in self.problems if pair.ratio is not None]
 
     @property
-    def by_class(self) -> dict[str, float]:
-        """The geometric mean of the ratios of each class."""
-        names = [name for name in CLASSES if any(pair.base.job["class"] == name for pair in self.pairs)]
-        return {name: geometric_mean([pair.ratio for pair in self.pairs if pair.base.job["class"] == name]) for name in names}
+    def means(self) -> dict[str, float]:
+        """The geometric means of the ratios that can be compared: "all", then by class; empty without any."""
+        found = [(pair.job.kind, ratio) for pair, ratio in self.pairs if not pair.not_comparable]
+        means = {name: [ratio for kind, ratio in found if name in ("all", kind)] for name in ("all", *CLASSES)}
+        return {name: geometric_mean(ratios) for name, ratios in means.items() if ratios}
 
     @property
-    def changed(self) -> list[Pair]:
-        """The problems that another algorithm wins."""
-        return [pair for pair in self.pairs if pair.changed]
+    def warnings(self) -> list[str]:
+        """What tables and pictures say of ratios that mean little."""
+        found = []
+        if self.same_build and self.pairs:
+            largest = max(max(ratio, 1 / ratio) for _, ratio in self.pairs)
+            found.append(f"Both are of one build on one machine: the ratios, up to {largest:.3g}, are the noise between two runs.")
+        counts = Counter(doubt for pair, _ in self.pairs for doubt in pair.not_comparable.split())
+        if counts:
+            reasons = "; ".join(f"{DOUBTS[doubt]}: {count}" for doubt, count in counts.items())
+            left_out = sum(bool(pair.not_comparable) for pair, _ in self.pairs)
+            found.append(f"Ratios that can't be compared (?), left out of the means: {left_out} of {len(self.pairs)} ({reasons}).")
+        return found
 
 
-def series_of(sweeps: Sequence[Sweep]) -> list[Series]:
-    """The series in a list of sweeps, in their order."""
+def flat(value: Finding | Pair) -> dict[str, Any]:
+    """Plain data for JSON and CSV, the problem's fields first."""
+    data = msgspec.to_builtins(value)
+    return {**data.pop("job"), **data}
+
+
+def series_of(sweeps: Sequence[Sweep]) -> list[Sweep]:
+    """The sweeps, each split by kinds of devices; labels are the file's name, with the device's where the file has several."""
     names = Counter(sweep.path.name for sweep in sweeps)
     found = []
     for sweep in sweeps:
-        kinds: dict[str, list[Record]] = {}
-        for record in sweep.records:
-            kinds.setdefault(json.dumps(record.identity, sort_keys=True), []).append(record)
-        label = sweep.path.name if names[sweep.path.name] == 1 else str(sweep.path)
-        for records in kinds.values():
-            one = Series(label, records[0].identity, {record.problem: record for record in sorted(records, key=lambda r: r.finished)})
-            one.path, one.done, one.wanted = sweep.path, sweep.done, sweep.wanted
-            one.sessions = list(sweep.header.get("sessions", []))
-            one.records = {record.problem: one.records[record.problem] for record in records}  # in the file's order
-            if len(kinds) > 1:
-                one.label = f"{label} [{one.device}]"
+        kinds = dict.fromkeys(kind for _, kind in sweep.results)
+        for kind in kinds:
+            one = msgspec.structs.replace(sweep, results={key: record for key, record in sweep.results.items() if key[1] == kind})
+            one.label = sweep.path.name if names[sweep.path.name] == 1 else str(sweep.path)
+            one.label += f" [{one.records[0].device_title}]" if len(kinds) > 1 else ""
             found.append(one)
-    versions = [", ".join(f"{name} {version}" for name, version in one.versions.items()) for one in found]
-    alike: dict[str, set[str]] = {}
-    for one, text in zip(found, versions, strict=True):
-        alike.setdefault(one.label, set()).add(text)
-    for one, text in zip(found, versions, strict=True):
-        if len(alike[one.label]) > 1:  # one file, one device, several versions
-            one.label += f" [{text}]"
-    labels = Counter(one.label for one in found)
-    seen: Counter[str] = Counter()
-    for one in found:
-        if labels[one.label] > 1:  # one file twice
-            seen[one.label] += 1
-            one.label += f" ({seen[one.label]})"
+    labels = [one.label for one in found]
+    for number, one in enumerate(found):
+        if labels.count(one.label) > 1:  # one file twice
+            one.label += f" ({labels[: number + 1].count(one.label)})"
     return found
 
 
-def compare(base: Series, other: Series) -> Comparison:
+def compare(base: Sweep, other: Sweep) -> Comparison:
     """What is different in `other`."""
-    comparison = Comparison(base, other, [], [], [], Counter(), Counter(), [], [])
-    comparison.only_base = [record.job for problem, record in base.records.items() if problem not in other.records]
-    comparison.only_other = [record.job for problem, record in other.records.items() if problem not in base.records]
-    for problem, before in base.records.items():
-        after = other.records.get(problem)
-        if after is not None:
-            _compare_job(comparison, before, after)
+    before, after = ({record.job.problem: record for record in sweep.records} for sweep in (base, other))
+    comparison = Comparison(base, other, _same_build(base, other))
+    for problem in dict.fromkeys([*before, *after]):
+        comparison.problems.append(_compare_job(comparison, before.get(problem), after.get(problem)))
     return comparison
 
 
-def _compare_job(comparison: Comparison, before: Record, after: Record) -> None:
+def _same_build(base: Sweep, other: Sweep) -> bool:
+    one, two = base.header, other.header
+    alike = base.records[0].identity == other.records[0].identity and one.machine == two.machine
+    return alike and one.request.settings() == two.request.settings() and not one.machine.get("uncommitted_changes")
+
+
+def _compare_job(comparison: Comparison, before: Record | None, after: Record | None) -> Pair:
+    pair = Pair(next(record.job for record in (before, after) if record is not None))
+    for side, record in (("base", before), ("other", after)):
+        if record is not None:
+            setattr(pair, side, record.status)
+            if record.best is not None:
+                setattr(pair, f"{side}_winner", f"{record.best.backend} {record.best.name}")
+                setattr(pair, f"{side}_ms", record.best.median_ms)
+    if before is None or after is None:
+        return pair
     old, new = _by_key(before.rows), _by_key(after.rows)
-    if before.status != after.status and "ok" in (before.status, after.status):
-        finding = Finding(before.job, "", "", before.status, after.status, after.reason)
-        (comparison.newly_wrong if before.status == "ok" else comparison.newly_right).append(finding)
-    for key, row in old.items():
-        if key not in new:
-            comparison.missing[key[:2]] += after.status == "ok"
-            continue
-        then, now = row["verdict"], new[key]["verdict"]
-        finding = Finding(before.job, key[0], key[1], then, now, str(new[key].get("reason", "")))
-        if then in RIGHT and now in WRONG:
+    verdicts = [(row.backend, row.name, row.verdict, new[key].verdict, new[key].reason) for key, row in old.items() if key in new]
+    for backend, name, then, now, reason in [("", "", before.status, after.status, after.reason), *verdicts]:
+        finding = Finding(before.job, backend, name, then, now, reason)
+        if (then in RIGHT and now in BAD) or (then == "ok" != now and not name):
             comparison.newly_wrong.append(finding)
-        elif then in WRONG and now in RIGHT:
+        elif (then in BAD and now in RIGHT) or (then != "ok" == now and not name):
             comparison.newly_right.append(finding)
+    if after.status == "ok":
+        comparison.missing.update(f"{key[0]} {key[1]}" for key in old if key not in new)
     if before.status == "ok":
-        comparison.new.update(key[:2] for key in new if key not in old)
-    comparison.missing += Counter()  # without zeros
-    if before.best is not None and after.best is not None:
-        comparison.pairs.append(_pair(before, after, old, new))
+        comparison.new.update(f"{key[0]} {key[1]}" for key in new if key not in old)
+    was, best = before.best, after.best
+    if was is not None and best is not None and was.median_ms and best.median_ms:
+        pair.ratio = was.median_ms / best.median_ms
+        if was.p10_ms and was.p90_ms and best.p10_ms and best.p90_ms:
+            pair.ratio_from, pair.ratio_to = was.p10_ms / best.p90_ms, was.p90_ms / best.p10_ms
+        pair.within_noise = comparison.same_build or (pair.ratio_from or math.inf) <= 1 <= (pair.ratio_to or 0)
+        pair.not_comparable = " ".join(_doubts(before, after))
+        both = [(row.median_ms, new[key].median_ms) for key, row in old.items() if key in new and row.verdict == new[key].verdict == "ok"]
+        ratios = [one / two for one, two in both if one and two]
+        pair.same_algorithms_ratio = geometric_mean(ratios) if ratios else None
+        winner = next((key for key, row in old.items() if row == was), ("", "", 0))
+        pair.changed = new.get(winner) != best
+        pair.old_winner_now = _fate(new.get(winner), best) if pair.changed else ""
+    return pair
 
 
-def _pair(before: Record, after: Record, old: dict[Key, dict[str, Any]], new: dict[Key, dict[str, Any]]) -> Pair:
-    was, now = before.best or {}, after.best or {}
-    ratios = [
-        old[key]["median_ms"] / new[key]["median_ms"]
-        for key in old.keys() & new.keys()
-        if old[key]["verdict"] == new[key]["verdict"] == "ok" and _positive(old[key]) and _positive(new[key])
-    ]
-    key = _key_of(was, old)
-    changed = key != _key_of(now, new)
-    ratio = was["median_ms"] / now["median_ms"] if _positive(was) and _positive(now) else math.nan
-    same = geometric_mean(sorted(ratios)) if ratios else None
-    return Pair(before, after, ratio, _overlap(was, now), same, changed, _fate(new.get(key), now) if changed else "")
-
-
-def _positive(row: dict[str, Any]) -> bool:
-    value = row["median_ms"]
-    return isinstance(value, (int, float)) and value > 0
-
-
-def _by_key(rows: Iterable[dict[str, Any]]) -> dict[Key, dict[str, Any]]:
+def _by_key(rows: Iterable[Row]) -> dict[Key, Row]:
     """Rows by backend, name and, where kernels share a name, their order by index."""
-    seen: Counter[tuple[str, str]] = Counter()
-    found: dict[Key, dict[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: int(row["index"])):
-        name = (str(row["backend"]), str(row["name"]))
-        key = (*name, seen[name])
-        found[key] = row
-        seen[name] += 1
-    return found
+    counters: dict[tuple[str, str], itertools.count[int]] = {}
+    ordered = sorted(rows, key=lambda row: row.index)
+    return {(row.backend, row.name, next(counters.setdefault((row.backend, row.name), itertools.count()))): row for row in ordered}
 
 
-def _key_of(best: dict[str, Any], rows: dict[Key, dict[str, Any]]) -> Key:
-    identity = (best["backend"], best["name"], best["index"])
-    found = next((key for key, row in rows.items() if (row["backend"], row["name"], row["index"]) == identity), None)
-    return found if found is not None else (str(best["backend"]), str(best["name"]), 0)
+def _doubts(before: Record, after: Record) -> list[str]:
+    records = (before, after)
+    busy = any(record.identity.get("kind") == "cpu" and busy_note(record.load_average, record.cores) for record in records)
+    few = any(record.best is not None and record.best.samples < FEW for record in records)
+    return [name for name, there in (("busy", busy), ("few", few), ("drift", _drifted(before, after))) if there]
 
 
-def _overlap(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    bounds = [one.get("p10_ms"), one.get("p90_ms"), two.get("p10_ms"), two.get("p90_ms")]
-    if any(not isinstance(bound, (int, float)) for bound in bounds):
+def _drifted(before: Record, after: Record) -> bool:
+    """Whether one kind of device had other ceilings the second time."""
+    one, two = ({**((record.report or {}).get("ceilings") or {}), **record.identity} for record in (before, after))
+    if any(one.get(name) != two.get(name) for name in ("kind", "target", "name", "compute_units")):
         return False
-    return bool(bounds[0] <= bounds[3] and bounds[2] <= bounds[1])  # type: ignore[operator]
+    pairs = [(one.get(name), two.get(name)) for name in ("flops", "bandwidth")]
+    return any(a and b and max(a / b, b / a) > DRIFT for a, b in pairs)
 
 
-def _fate(row: dict[str, Any] | None, winner: dict[str, Any]) -> str:
-    """What became of a winner that wins no more."""
+def _fate(row: Row | None, winner: Row) -> str:
+    """What became of a winner that wins no more. Only times of the same rounds are compared: those that tuning's ratios are of."""
     if row is None:
         return "not among the candidates now"
-    if row["verdict"] != "ok" or not _positive(row):
-        return f"{row['verdict']} now"
-    return f"{row['median_ms'] / winner['median_ms']:.3g} times the new winner's time"
-
-
-def summary(series: Series) -> dict[str, Any]:
-    """A series in numbers: jobs by status, winners by backend, verdicts, and the geometric mean of the winners' fraction of the floor."""
-    records = list(series.records.values())
-    winners = [record for record in records if record.best is not None]
-    fractions: dict[str, list[float]] = {}
-    for record in winners:
-        fraction = (record.best or {}).get("fraction")
-        if isinstance(fraction, (int, float)) and fraction > 0:
-            fractions.setdefault(record.job["class"], []).append(fraction)
-    every = [value for values in fractions.values() for value in values]
-    return {
-        "label": series.label,
-        "file": {"path": str(series.path), "jobs_done": series.done, "jobs_wanted": series.wanted},
-        "device": series.device,
-        "versions": series.versions,
-        "jobs": dict(Counter(record.status for record in records)),
-        "winners": dict(Counter(str((record.best or {})["backend"]) for record in winners)),
-        "verdicts": dict(Counter(str(row["verdict"]) for record in records for row in record.rows)),
-        "fraction_of_floor": geometric_mean(every) if every else None,
-        "fraction_by_class": {name: geometric_mean(fractions[name]) for name in CLASSES if name in fractions},
-    }
+    if row.verdict != "ok" or not row.median_ms or not winner.median_ms:
+        return f"{row.verdict} now"
+    return f"{row.median_ms / winner.median_ms:.3g} times the new winner's time"

@@ -1,4 +1,4 @@
-"""`hipgroupgemm report`: sweeps beside each other, for people and for programs."""
+"""Sweeps for people (tables) and for programs (CSV, JSON), one alone or several beside each other: `hipgroupgemm report`."""
 
 from __future__ import annotations
 
@@ -6,280 +6,299 @@ import csv
 import io
 import itertools
 import json
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
+import msgspec
 from rich.console import Console
-from rich.table import Table
 
-from hipgroupgemm.benchmark.table import number_text, write_text
-from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, Series, compare, series_of, summary
-from hipgroupgemm.sweep.output import first_line, noise_notes, print_sweep, problem_title
-from hipgroupgemm.sweep.record import Record, read_sweep
-from hipgroupgemm.tuning.columns import shorten
+from hipgroupgemm.measure.text import stdout_console
+from hipgroupgemm.measure.text import STDOUT, bytes_text, number_text, write_text
+from hipgroupgemm.measure.environment import busy_note
+from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
+from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, compare, flat, series_of
+from hipgroupgemm.sweep.plots import comparison_panels, save_panels, sweep_panels
+from hipgroupgemm.sweep.results import RIGHT, Record, Row, Sweep, read_sweep
+from hipgroupgemm.tuning.tables import FEW, WIDE, Column, fitting_table, noise_text
 
-__all__ = ["print_report", "read_series", "report", "report_as_dict", "write_report_csv"]
+__all__ = ["console_for", "print_sweep", "report", "say", "verdicts_of", "warnings_of", "write_csv", "write_plots"]
 
-_MOST = 20
-_WIDE = 120
+_MOST = 20  # lines of a list
 
 
-def read_series(paths: Sequence[Path], console: Console) -> list[Series]:
-    """The series of several sweeps' files; what could be left out of a file is said on the console.
+def say(text: str, style: str | None = None, console: Console | None = None) -> None:
+    """A line of text as it is, on stderr where no console is given."""
+    (console or Console(stderr=True)).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def console_for(*outputs: Path | None) -> Console:
+    """Standard output, or stderr where a file goes to standard output."""
+    if STDOUT not in outputs:
+        return stdout_console()
+    console = Console(stderr=True)
+    return console if console.is_terminal else Console(stderr=True, width=144)
+
+
+# ---- one sweep -----------------------------------------------------------------------------------------------------------------
+
+
+def verdicts_of(record: Record) -> str:
+    """How many candidates got which verdict: "12 ok, 3 pruned"."""
+    return _counts(Counter(row.verdict for row in record.rows))
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
+
+
+def print_sweep(console: Console, records: Sequence[Record]) -> None:
+    """A table a problem and kind of device, a row a class; then what was not right."""
+    for (problem, device), group in itertools.groupby(records, lambda record: (record.job.problem_title, record.device_title)):
+        _print_problem(console, f"{problem} on {device}", list(group))
+    notes = []
+    for record in records:
+        where = f"{record.job.kind} {record.job.problem_title}"
+        if record.reason:
+            notes.append(f"{where}: {'' if record.status == 'ok' else f'{record.status}: '}{record.reason}")
+        wrong = [row for row in record.rows if row.verdict not in (*RIGHT, "untimed")]
+        notes += [f"{where}: {row.backend} {row.index} {row.name}: {row.verdict}: {_first_line(row.reason)}" for row in wrong]
+    _print_list(console, notes)
+
+
+def _print_problem(console: Console, title: str, records: Sequence[Record]) -> None:
+    def cells(text: Callable[[Row], str]) -> list[str]:
+        return ["-" if record.best is None else text(record.best) for record in records]
+
+    def winner(record: Record) -> str:
+        return record.best.name if record.best is not None else record.status if record.status != "ok" else "no winner"
+
+    columns = [
+        Column("class", [record.job.kind for record in records], right=False),
+        Column("backend", cells(lambda best: best.backend), 2, right=False),
+        Column("winner", [winner(record) for record in records], right=False, name=True),
+        Column("median ms", cells(lambda best: number_text(best.median_ms))),
+        Column("p10", cells(lambda best: number_text(best.p10_ms)), 5),
+        Column("p90", cells(lambda best: number_text(best.p90_ms)), 5),
+        Column("runs", cells(lambda best: str(best.samples)), 4),
+        Column("TFLOP/s", cells(lambda best: number_text(best.tflops)), 3),
+        Column("of floor", cells(lambda best: "-" if best.fraction is None else f"{best.fraction:.2g}"), 6),
+        Column("workspace", cells(lambda best: bytes_text(best.workspace_size)), 8),
+        Column("candidates", [verdicts_of(record) for record in records], 1, right=False),
+    ]
+    styles = [None if record.best is not None else "red" if record.status in ("ok", "failed") else "dim" for record in records]
+    console.print(fitting_table(columns, styles, console.width, title))
+
+
+def warnings_of(records: Iterable[Record]) -> list[str]:
+    """Why times may not be trusted: winners with few timed calls or a wide spread, and others at work before the sweep began."""
+    counts: Counter[str] = Counter()
+    notes = []
+    for record in records:
+        if record.identity.get("kind") == "cpu":  # a GPU's times hardly depend on the load
+            notes.append(busy_note(record.load_average, record.cores))
+        if record.best is not None:
+            counts[noise_text(record.best.median_ms, record.best.p10_ms, record.best.p90_ms, record.best.samples)] += 1
+    if counts["few"]:
+        more = "A longer --time-limit or more --repetitions help."
+        notes.append(f"Winners with fewer than {FEW} timed calls: {counts['few']}; their p10 and p90 say little of noise. {more}")
+    if counts["wide"]:
+        notes.append(f"Winners whose times spread by more than {WIDE:.0%} from p10 to p90: {counts['wide']}; a close win may be chance.")
+    return [note for note in dict.fromkeys(notes) if note]
+
+
+def write_csv(path: Path | None, lines: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Lines of plain data as CSV; None is an empty cell."""
+    if path is not None:
+        buffer = io.StringIO()
+        names = [name for name in dict.fromkeys(name for line in lines for name in line) if name != "group_sizes"]
+        writer = csv.DictWriter(buffer, names, restval="", extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        _write(path, buffer.getvalue(), console)
+
+
+def sweep_lines(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """A line a candidate, and one for each job that has none; problem, device and versions are repeated on each."""
+    lines = []
+    for record in records:
+        report, identity = record.report or {}, record.identity
+        common = msgspec.to_builtins(record.job) | {
+            "device": record.device,
+            "device_name": identity.get("name"),
+            "target": identity.get("target"),
+            "versions": "; ".join(f"{name} {version}" for name, version in dict(identity.get("versions", {})).items()),
+            "status": record.status,
+            **{name: report.get(name) for name in ("floor_ms", "size_class")},
+            "load_average": record.load_average,
+            "finished": record.finished,
+        }
+        lines += [{**common, "winner": row == record.best, **msgspec.to_builtins(row)} for row in record.rows]
+        lines += [] if record.rows else [{**common, "winner": False, "reason": record.reason}]
+    return lines
+
+
+def _write(path: Path, text: str, console: Console) -> None:
+    write_text(path, text)
+    if path != STDOUT:
+        say(f"wrote {path}", console=console)
+
+
+def write_plots(paths: Sequence[Path], panels: Sequence[Any], console: Console) -> None:
+    """Pictures, where there is something to draw."""
+    for path in paths:
+        if panels:
+            save_panels(panels, path)
+        say(f"wrote {path}" if panels else f"{path} was not written: there is no winner, so there is nothing to plot", console=console)
+
+
+# ---- several -------------------------------------------------------------------------------------------------------------------
+
+
+def report(paths: Sequence[Path], *, csv_path: Path | None = None, json_path: Path | None = None, plots: Sequence[Path] = ()) -> int:
+    """Compares sweeps with the first of them, or sums up the one; prints, writes the files, and returns the exit status.
+
+    That is 1 where something that was right is wrong now, else 0.
 
     Raises:
         OSError, ValueError: a file can't be read, is no sweep's, or holds no finished job.
     """
+    console = console_for(csv_path, json_path)
     sweeps = [read_sweep(path) for path in paths]
     for sweep in sweeps:
-        for warning in sweep.warnings:
-            console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        if not sweep.records:
+        if sweep.torn:
+            say(f"{sweep.path}: ends in the middle of a job, the sweep was killed; that job is left out", "yellow", console)
+        if not sweep.results:
             raise ValueError(f"{sweep.path}: holds no finished job; take the sweep up with hipgroupgemm sweep --resume {sweep.path}")
-    return series_of(sweeps)
-
-
-def report(series: Sequence[Series]) -> list[Comparison]:
-    """Every series after the first against the first."""
-    return [compare(series[0], other) for other in series[1:]]
-
-
-def exit_code(comparisons: Sequence[Comparison]) -> int:
-    """1 where something that was right is wrong now, else 0."""
+    series = series_of(sweeps)
+    comparisons = [compare(series[0], other) for other in series[1:]]
+    if not comparisons:
+        print_sweep(console, series[0].records)
+    summaries = [_print_summary(console, one) for one in series]
+    for comparison in comparisons:
+        _print_comparison(console, comparison)
+    if json_path is not None:
+        data = {"format": "hipgroupgemm report", "version": 2, "series": summaries, "comparisons": list(map(_as_dict, comparisons))}
+        _write(json_path, json.dumps(data, indent=1) + "\n", console)
+    lines = [{"base_label": c.base.label, "other_label": c.other.label, **flat(pair)} for c in comparisons for pair in c.problems]
+    write_csv(csv_path, lines or sweep_lines(series[0].records), console)
+    panels = comparison_panels(comparisons) if comparisons else sweep_panels(series[0].records, warnings_of(series[0].records))
+    write_plots(plots, panels, console)
     return 1 if any(comparison.newly_wrong for comparison in comparisons) else 0
 
 
-# ---- for people ----------------------------------------------------------------------------------------------------------------
+def _first_line(reason: str) -> str:
+    return reason.split("\n", 1)[0]  # JSON and CSV have the rest, such as a crash's last words
 
 
-def print_report(console: Console, series: Sequence[Series], comparisons: Sequence[Comparison]) -> None:
-    """The series in a few lines each; the tables of the one, or every comparison."""
-    if len(series) == 1:
-        print_sweep(console, list(series[0].records.values()))
-    for one in series:
-        _print_summary(console, one)
-    for comparison in comparisons:
-        _print_comparison(console, comparison)
-
-
-def _line(console: Console, text: str, style: str | None = None) -> None:
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
-
-
-def _print_summary(console: Console, series: Series) -> None:
-    facts = summary(series)
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    _line(console, series.label, "bold")
-    _line(console, f"  {facts['device']}; {versions}")
-    _line(
-        console,
-        f"  jobs: {_share(series)}{_counts(facts['jobs'])}; candidates: {_counts(facts['verdicts'])}; "
-        f"winners by backend: {_counts(facts['winners'])}",
-    )
-    if not series.finished:
-        _line(console, f"  unfinished; hipgroupgemm sweep --resume {series.path} goes on", "yellow")
-    loads = [found for session in series.sessions if (found := _load(session)) is not None]
-    for note in noise_notes(series.records.values(), *max(loads, default=(None, 1))):
-        _line(console, f"  {note}", "yellow")
-    if facts["fraction_of_floor"] is not None:
-        classes = ", ".join(f"{name} {value:.3g}" for name, value in facts["fraction_by_class"].items())
-        _line(console, f"  the winners' fraction of the floor, geometric mean: {facts['fraction_of_floor']:.3g} ({classes})")
-
-
-def _share(series: Series) -> str:
-    """How much of its file's jobs have ended, where not all have."""
-    return "" if series.finished else f"{series.done} of {series.wanted} in the file, unfinished: "
-
-
-def _load(session: Any) -> tuple[float, int] | None:
-    load = session.get("load_average") if isinstance(session, dict) else None
-    cores = session.get("machine", {}).get("cores") if load is not None else None
-    return (float(load), int(cores)) if load is not None and cores else None
+def _print_summary(console: Console, sweep: Sweep) -> dict[str, Any]:
+    """A sweep in numbers, printed and as plain data."""
+    records, first = sweep.records, sweep.records[0]
+    fractions = [(record.job.kind, record.best.fraction) for record in records if record.best is not None and record.best.fraction]
+    by_class = {name: [fraction for kind, fraction in fractions if name in ("all", kind)] for name in ("all", *CLASSES)}
+    facts: dict[str, Any] = {
+        "label": sweep.label,
+        "file": {"path": str(sweep.path), "jobs_done": sweep.done, "jobs_wanted": sweep.header.jobs},
+        "device": first.device_title,
+        "versions": first.identity.get("versions", {}),
+        "jobs": Counter(record.status for record in records),
+        "candidates": Counter(row.verdict for record in records for row in record.rows),
+        "winners by backend": Counter(record.best.backend for record in records if record.best is not None),
+        "fraction_of_floor": {name: geometric_mean(values) for name, values in by_class.items() if values},
+        "warnings": warnings_of(records),
+    }
+    say(sweep.label, "bold", console)
+    say(f"  {facts['device']}; {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}", console=console)
+    say("  " + "; ".join(f"{name}: {_counts(facts[name])}" for name in ("jobs", "candidates", "winners by backend")), console=console)
+    if sweep.done < sweep.header.jobs:
+        state = f"{sweep.done} of {sweep.header.jobs} jobs of the file are done"
+        say(f"  {state}; hipgroupgemm sweep --resume {sweep.path} goes on", "yellow", console)
+    for note in facts["warnings"]:
+        say(f"  {note}", "yellow", console)
+    if fractions:
+        means = ", ".join(f"{name} {value:.3g}" for name, value in facts["fraction_of_floor"].items())
+        say(f"  the winners' fraction of the floor, geometric mean: {means}", console=console)
+    return facts
 
 
 def _print_comparison(console: Console, comparison: Comparison) -> None:
     base, other = comparison.base.label, comparison.other.label
-    _line(console, "")
-    _line(console, f"{other} against {base}", "bold")
-    _line(console, "ratio: time of the old winner over time of the new one, above 1 it is faster now; ~ the ranges from p10 to p90 overlap")
-    if comparison.pairs:
-        for _, group in itertools.groupby(comparison.pairs, lambda pair: problem_title(pair.base.job)):
-            _print_pairs(console, list(group))
-        classes = ", ".join(f"{name} {value:.3f}" for name, value in comparison.by_class.items())
-        _line(console, f"geometric mean of {len(comparison.pairs)} ratios: {comparison.ratio:.4g} ({classes})", "bold")
-    else:
-        _line(console, "no problem has a winner in both")
-    _print_list(console, "changed winners", [_change(pair) for pair in comparison.changed])
-    _print_list(console, "newly wrong", [_finding(found) for found in comparison.newly_wrong], "red")
-    _print_list(console, "newly right", [_finding(found) for found in comparison.newly_right])
-    _print_list(console, "new algorithms", _names(comparison.new))
-    _print_list(console, "missing algorithms", _names(comparison.missing))
-    for label, jobs in ((base, comparison.only_base), (other, comparison.only_other)):
-        _print_list(console, f"only in {label}", [f"{job['class']} {problem_title(job)}" for job in jobs])
+    say(f"\n{other} against {base}", "bold", console)
+    say(
+        "ratio: the old winner's time over the new one's, above 1 it is faster now; from, to: what p10 and p90 make of it;", console=console
+    )
+    say("~: it may be noise; ?: it can't be compared, see below", console=console)
+    for title, group in itertools.groupby((pair for pair, _ in comparison.pairs), lambda pair: pair.job.problem_title):
+        _print_pairs(console, title, list(group))
+    for warning in comparison.warnings:
+        say(warning, "yellow", console)
+    if comparison.means:
+        classes = ", ".join(f"{name} {value:.3f}" for name, value in comparison.means.items() if name != "all")
+        count = sum(not pair.not_comparable for pair, _ in comparison.pairs)
+        say(f"geometric mean of {count} ratios: {comparison.means['all']:.4g} ({classes})", "bold", console)
+    elif not comparison.pairs:
+        say("no problem has a winner in both", console=console)
+    _print_list(console, [_change(pair) for pair, _ in comparison.pairs if pair.changed], "changed winners")
+    _print_list(console, [_finding(found) for found in comparison.newly_wrong], "newly wrong", "red")
+    _print_list(console, [_finding(found) for found in comparison.newly_right], "newly right")
+    for title, counts in (("new algorithms", comparison.new), ("missing algorithms", comparison.missing)):
+        _print_list(console, [f"{name} ({count} problem{'s' * (count > 1)})" for name, count in counts.items()], title)
+    for title, status in ((f"only in {base}", "other"), (f"only in {other}", "base")):
+        alone = [pair.job for pair in comparison.problems if getattr(pair, status) is None]
+        _print_list(console, [f"{job.kind} {job.problem_title}" for job in alone], title)
 
 
-def _print_pairs(console: Console, pairs: Sequence[Pair]) -> None:
-    wide = console.width >= _WIDE
-    title = problem_title(pairs[0].base.job)
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("class", no_wrap=True)
-    for name in ("before ms", "now ms", "ratio", "same alg."):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("winner", no_wrap=True)
-    room = console.width - 54  # what the columns of numbers leave
-    for pair in pairs:
-        was, now = pair.base.best or {}, pair.other.best or {}
-        names = f"{was['backend']} {was['name']}", f"{now['backend']} {now['name']}"
-        if pair.changed and wide:
-            winner = " -> ".join(shorten(name, (room - 4) // 2) for name in names)
-        else:
-            winner = f"-> {shorten(names[1], room - 3)}" if pair.changed else shorten(names[1], room)
-        ratio = "-" if math.isnan(pair.ratio) else f"{'~ ' if pair.noise else ''}{pair.ratio:.3f}"
-        same = "-" if pair.same is None else f"{pair.same:.3f}"
-        table.add_row(pair.base.job["class"], number_text(was["median_ms"]), number_text(now["median_ms"]), ratio, same, winner)
-    console.print(table)
+def _print_list(console: Console, lines: Sequence[str], title: str = "", style: str = "") -> None:
+    if lines and title:
+        say(f"{title}: {len(lines)}", f"bold {style}", console)
+    for line in lines[:_MOST]:
+        say(f"{'  ' * bool(title)}{line}", style, console)
+    if len(lines) > _MOST:
+        say(f"and {len(lines) - _MOST} more; --json and --csv have them all", style, console)
+
+
+def _print_pairs(console: Console, title: str, pairs: Sequence[Pair]) -> None:
+    def numbers(name: str) -> list[str]:
+        return ["-" if (value := getattr(pair, name)) is None else f"{value:.3f}" for pair in pairs]
+
+    marks = ["? " if pair.not_comparable else "~ " if pair.within_noise else "" for pair in pairs]
+    columns = [
+        Column("class", [pair.job.kind for pair in pairs], right=False),
+        Column("before ms", [number_text(pair.base_ms) for pair in pairs], 1),
+        Column("now ms", [number_text(pair.other_ms) for pair in pairs], 1),
+        Column("ratio", [mark + text for mark, text in zip(marks, numbers("ratio"), strict=True)]),
+        Column("from", numbers("ratio_from"), 2),
+        Column("to", numbers("ratio_to"), 2),
+        Column("same alg.", numbers("same_algorithms_ratio"), 3),
+        Column("winner before", [str(pair.base_winner) if pair.changed else "" for pair in pairs], 4, False, True),
+        Column("winner", [f"{'-> ' * pair.changed}{pair.other_winner}" for pair in pairs], right=False, name=True),
+    ]
+    console.print(fitting_table(columns, [None] * len(pairs), console.width, title))
 
 
 def _change(pair: Pair) -> str:
-    was, now = pair.base.best or {}, pair.other.best or {}
-    noise = ", within noise" if pair.noise else ""
-    return (
-        f"{pair.base.job['class']} {problem_title(pair.base.job)}: {was['backend']} {was['name']} -> {now['backend']} {now['name']}, "
-        f"ratio {pair.ratio:.3f}{noise}; the old one: {pair.fate}"
-    )
+    noise = ", not comparable" if pair.not_comparable else ", within noise" if pair.within_noise else ""
+    names = f"{pair.base_winner} -> {pair.other_winner}"
+    return f"{pair.job.kind} {pair.job.problem_title}: {names}, ratio {pair.ratio:.3f}{noise}; the old one: {pair.old_winner_now}"
 
 
 def _finding(found: Finding) -> str:
     who = f"{found.backend} {found.algorithm}" if found.algorithm else "the job"
-    reason = f": {first_line(found.reason)}" if found.reason else ""
-    return f"{found.job['class']} {problem_title(found.job)}: {who}: {found.before} -> {found.after}{reason}"
+    reason = f": {_first_line(found.reason)}" if found.reason else ""
+    return f"{found.job.kind} {found.job.problem_title}: {who}: {found.before} -> {found.after}{reason}"
 
 
-def _names(counts: Counter[tuple[str, str]]) -> list[str]:
-    return [f"{backend} {name} ({count} {'problem' if count == 1 else 'problems'})" for (backend, name), count in counts.items()]
-
-
-def _print_list(console: Console, title: str, lines: Sequence[str], style: str | None = None) -> None:
-    if not lines:
-        return
-    _line(console, f"{title}: {len(lines)}", f"bold {style}" if style else "bold")
-    for line in lines[:_MOST]:
-        _line(console, f"  {line}", style)
-    if len(lines) > _MOST:
-        _line(console, f"  and {len(lines) - _MOST} more; --json has them all")
-
-
-# ---- for programs --------------------------------------------------------------------------------------------------------------
-
-
-def report_as_dict(series: Sequence[Series], comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """Everything that the report has, as plain data."""
-    return {
-        "format": "hipgroupgemm report",
-        "version": 1,
-        "series": [summary(one) for one in series],
-        "comparisons": [_comparison_as_dict(comparison) for comparison in comparisons],
-    }
-
-
-def _comparison_as_dict(comparison: Comparison) -> dict[str, Any]:
+def _as_dict(comparison: Comparison) -> dict[str, Any]:
+    """Everything that a comparison has, as plain data."""
     return {
         "base": comparison.base.label,
         "other": comparison.other.label,
-        "ratio": _number(comparison.ratio),
-        "ratio_by_class": {name: _number(value) for name, value in comparison.by_class.items()},
-        "problems": [{**_pair_cells(pair), "group_sizes": pair.base.job["group_sizes"]} for pair in comparison.pairs],
-        "changed_winners": [_pair_cells(pair) for pair in comparison.changed],
-        "newly_wrong": [_finding_as_dict(found) for found in comparison.newly_wrong],
-        "newly_right": [_finding_as_dict(found) for found in comparison.newly_right],
-        "new_algorithms": [_name_as_dict(*entry) for entry in comparison.new.items()],
-        "missing_algorithms": [_name_as_dict(*entry) for entry in comparison.missing.items()],
-        "only_base": [_problem(job) for job in comparison.only_base],
-        "only_other": [_problem(job) for job in comparison.only_other],
+        "warnings": comparison.warnings,
+        "ratio": comparison.means,
+        "problems": list(map(flat, comparison.problems)),
+        "newly_wrong": list(map(flat, comparison.newly_wrong)),
+        "newly_right": list(map(flat, comparison.newly_right)),
+        "new_algorithms": comparison.new,
+        "missing_algorithms": comparison.missing,
     }
-
-
-def _problem(job: dict[str, Any]) -> dict[str, Any]:
-    return {name: job[name] for name in ("class", "model", "m", "k", "n", "e", "scale", "dtype", "distribution")}
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else value
-
-
-def _finding_as_dict(found: Finding) -> dict[str, Any]:
-    return {
-        **_problem(found.job),
-        "backend": found.backend,
-        "algorithm": found.algorithm,
-        "before": found.before,
-        "after": found.after,
-        "reason": found.reason,
-    }
-
-
-def _name_as_dict(name: tuple[str, str], count: int) -> dict[str, Any]:
-    return {"backend": name[0], "algorithm": name[1], "problems": count}
-
-
-def _winner_cells(prefix: str, record: Record | None) -> dict[str, Any]:
-    best = (record.best if record is not None else None) or {}
-    return {
-        f"{prefix}_status": record.status if record is not None else None,
-        f"{prefix}_backend": best.get("backend"),
-        f"{prefix}_algorithm": best.get("name"),
-        f"{prefix}_ms": best.get("median_ms"),
-        f"{prefix}_tflops": best.get("tflops"),
-        f"{prefix}_fraction": best.get("fraction"),
-    }
-
-
-def _pair_cells(pair: Pair) -> dict[str, Any]:
-    return {
-        **_problem(pair.base.job),
-        **_winner_cells("base", pair.base),
-        **_winner_cells("other", pair.other),
-        "ratio": _number(pair.ratio),
-        "within_noise": pair.noise,
-        "same_algorithms_ratio": _number(pair.same),
-        "changed": pair.changed,
-        "old_winner_now": pair.fate,
-    }
-
-
-def write_report_csv(path: Path, series: Sequence[Series], comparisons: Sequence[Comparison]) -> None:
-    """One line a problem of each comparison, those that only one side has included; of one series, a line a problem."""
-    lines: list[dict[str, Any]] = []
-    for comparison in comparisons:
-        names = {"base": comparison.base.label, "other": comparison.other.label}
-        pairs = {pair.base.problem: pair for pair in comparison.pairs}
-        for problem in dict.fromkeys([*comparison.base.records, *comparison.other.records]):
-            if problem in pairs:
-                lines.append({**names, **_pair_cells(pairs[problem])})
-                continue
-            before, after = comparison.base.records.get(problem), comparison.other.records.get(problem)
-            job = (before or after).job  # type: ignore[union-attr]
-            lines.append({**names, **_problem(job), **_winner_cells("base", before), **_winner_cells("other", after)})
-    if not comparisons:
-        for one in series:
-            lines += [{"base": one.label, **_problem(r.job), **_winner_cells("base", r)} for r in one.records.values()]
-    buffer = io.StringIO()
-    columns = list(dict.fromkeys(name for line in lines for name in line))
-    writer = csv.DictWriter(buffer, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    for line in lines:
-        writer.writerow({name: "" if value is None else value for name, value in line.items()})
-    write_text(path, buffer.getvalue())
-
-
-def write_report_json(path: Path, series: Sequence[Series], comparisons: Sequence[Comparison]) -> None:
-    """`report_as_dict` as a file."""
-    write_text(path, json.dumps(report_as_dict(series, comparisons), indent=1, allow_nan=False) + "\n")

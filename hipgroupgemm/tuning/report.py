@@ -13,9 +13,10 @@ from typing import Any, get_type_hints
 
 from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.measure.text import write_text
 from hipgroupgemm.store.records import SEED
 from hipgroupgemm.tuning.show import ReportTable, plot_report, summary_text
-from hipgroupgemm.tuning.tables import printable, write_text
+from hipgroupgemm.tuning.tables import printable
 
 __all__ = ["VERDICTS", "TuningReport", "TuningRow", "best_row"]
 

@@ -11,7 +11,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from hipgroupgemm.tuning.tables import Column, bytes_text, fitting_table, noise_text, number_text, printable, shorten
+from hipgroupgemm.measure.text import bytes_text, number_text
+from hipgroupgemm.tuning.tables import Column, fitting_table, noise_text, printable, shorten
 
 if TYPE_CHECKING:
     from hipgroupgemm.tuning.report import TuningReport, TuningRow

@@ -1,36 +1,17 @@
-"""Texts, tables and files for people, as all commands show and write them."""
+"""Tables that fit a terminal: what matters least is left out before names become unreadable."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import os
 import re
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.table import Table
 
-__all__ = [
-    "FEW",
-    "STDOUT",
-    "WIDE",
-    "Column",
-    "bytes_text",
-    "fitting_table",
-    "noise_text",
-    "number_text",
-    "printable",
-    "shorten",
-    "write_text",
-]
+__all__ = ["FEW", "WIDE", "Column", "fitting_table", "noise_text", "printable", "shorten"]
 
-STDOUT = Path("-")
-"""The name of standard output, where a file to write is named."""
 FEW, WIDE = 5, 0.2
 """Fewer timed calls than this tell little about noise; a range from p10 to p90 above this part of the median is much of it."""
 
@@ -126,27 +107,6 @@ def _cut(name: str, width: int) -> str:
 # ---- texts -----------------------------------------------------------------------------------------------------------------------
 
 
-def number_text(value: float | None) -> str:
-    """Three significant digits, without an exponent where that is short; "-" for None."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    if value == 0 or 1e-3 <= abs(value) < 1e5:
-        digits = 2 - (math.floor(math.log10(abs(value))) if value else 0)
-        return f"{value:.{max(digits, 0)}f}"
-    return f"{value:.2e}"
-
-
-def bytes_text(value: int | None) -> str:
-    """Bytes in binary units: "0 B", "1.5 KiB", "320 MiB"."""
-    if value is None:
-        return "-"
-    amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while amount >= 1000 and len(units) > 1:
-        amount /= 1024
-        units.pop(0)
-    return f"{amount:.0f} {units[0]}" if units[0] == "B" or amount >= 100 else f"{amount:.3g} {units[0]}"
-
-
 def noise_text(median: float | None, p10: float | None, p90: float | None, samples: int) -> str:
     """What is to be said of a time that few calls or a wide range make doubtful: "few", "wide" or ""."""
     if median is None or p10 is None or p90 is None:
@@ -159,36 +119,3 @@ def noise_text(median: float | None, p10: float | None, p90: float | None, sampl
 def printable(text: str) -> str:
     """`text` with what UTF-8 has no bytes for written as an escape: a lone surrogate can't be printed, nor written to a file."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------------------
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all: a reader never sees half of it, and a failure leaves what was there.
-
-    A link is followed. What is there and no file (a pipe, /dev/null) is written into, never replaced. `STDOUT` is standard output.
-    """
-    if path == STDOUT:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
-        with path.open("w", encoding="utf-8", newline="") as special:
-            special.write(text)
-        return
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:  # of the file that is wanted: nobody knows the temporary one
-        missing = f"there is no directory {path.parent}; make it first" if isinstance(error, FileNotFoundError) else error.strerror
-        raise type(error)(error.errno, missing, str(path)) from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        os.umask(mask := os.umask(0))
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

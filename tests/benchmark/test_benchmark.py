@@ -6,18 +6,17 @@ import types
 
 import numpy as np
 import pytest
+from hipgroupgemm.benchmark.judge import Judge
+from hipgroupgemm.benchmark.labs import NumPyLab
 
 from hipgroupgemm import GroupedMatmulPlan, ragged_dot_reference, register_backend, unregister_backend
 from hipgroupgemm.backends.reference import ReferenceBackend, numpy_view
-from hipgroupgemm.benchmark.algorithms import config_of
 from hipgroupgemm.benchmark.baselines import BASELINES, Operands
-from hipgroupgemm.benchmark.judge import Judge
-from hipgroupgemm.benchmark.labs import NumPyLab
 from hipgroupgemm.benchmark.ratios import Ratio, bare_loop, bare_loop_ratio, padded_ratio
 from hipgroupgemm.benchmark.runner import Job, Row, Runner, make_operands
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.tolerance import compare, tolerance_for
-from hipgroupgemm.measure.workloads import CLASSES, MoEShape
+from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
 from hipgroupgemm.operands.dtypes import DTYPES
 from hipgroupgemm.store.store import TuningStore
 

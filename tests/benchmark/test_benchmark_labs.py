@@ -6,11 +6,11 @@ import types
 
 import numpy as np
 import pytest
+from hipgroupgemm.benchmark.judge import Judge
+from hipgroupgemm.benchmark.labs import CuPyLab, NumPyLab, lab_for
 
 from hipgroupgemm.benchmark import labs
 from hipgroupgemm.benchmark.baselines import BASELINES
-from hipgroupgemm.benchmark.judge import Judge
-from hipgroupgemm.benchmark.labs import CuPyLab, NumPyLab, lab_for
 from hipgroupgemm.benchmark.runner import Job, make_operands
 from hipgroupgemm.measure.environment import describe
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape

@@ -14,7 +14,7 @@ from rich.console import Console
 from hipgroupgemm.benchmark.plots import plot_both, plot_floor, plot_speedup
 from hipgroupgemm.benchmark.ratios import Ratio
 from hipgroupgemm.benchmark.runner import Row
-from hipgroupgemm.benchmark.table import bytes_text, print_rows, write_csv, write_json
+from hipgroupgemm.measure.text import bytes_text, print_rows, write_csv, write_json
 from hipgroupgemm.measure.workloads import CLASSES
 
 

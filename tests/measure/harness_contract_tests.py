@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import harness_contract as contract
+import pytest
 from harness_contract import CASES
 
 

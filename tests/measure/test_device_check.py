@@ -7,13 +7,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import harness_contract as contract
 import numpy as np
 import pytest
-import harness_contract as contract
 from device_host.build import DEVICE, INCLUDE, JUDGE_DRIVER, compile_host
-from host_gpu import HostKernels, host_bench
 from harness_contract import CASES
 from harness_contract_tests import ContractTests
+from host_gpu import HostKernels, host_bench
 
 from hipgroupgemm.measure import device_check as dj
 from hipgroupgemm.measure.layouts import Layout

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import harness_contract as contract
 import numpy as np
 import pytest
-import harness_contract as contract
 from harness_contract import CASES
 from harness_contract_tests import ContractTests
 

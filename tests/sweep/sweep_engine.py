@@ -1,7 +1,7 @@
 """`hipgroupgemm sweep` with real tuning and a backend for tests, in processes of its own: python -m sweep_engine sweep ...
 
 The environment variable SWEEP_ENGINE, JSON, says what the backend has: {"version": "1", "kernels": {name: behaviour}, "marks": folder},
-where a behaviour is an algorithm of `fake_backend`. tests/data/sweep_old.json and sweep_new.json were made with `OLD` and `NEW` and
+where a behaviour is an algorithm of `tuning_double`. tests/sweep/data/old.jsonl and new.jsonl were made with `OLD` and `NEW` and
 
     python -m sweep_engine sweep --no-store --devices cpu --backend double --shape 60,24,20,6 --shape 45,16,12,5 \\
         --class fwd_wi,wgrad_wo --json FILE
@@ -15,15 +15,14 @@ import os
 import sys
 from typing import Any
 
-from fake_backend import FakeBackend
+from tuning_double import TuningDouble
 
 from hipgroupgemm import register_backend
 from hipgroupgemm.backends import backend_names
 from hipgroupgemm.backends.base import Executable, MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.operands.views import Device
-from hipgroupgemm.store.identity import identity as real_identity
-from hipgroupgemm.tuning import engine
+from hipgroupgemm.sweep import workers
 
 OLD = {
     "version": "1",
@@ -35,7 +34,7 @@ NEW = {
 }
 
 
-class VersionedDouble(FakeBackend):
+class VersionedDouble(TuningDouble):
     """A backend whose kernels keep their names from version to version, and not what they do."""
 
     def __init__(self, kernels: dict[str, str], version: str, marks: str = "") -> None:
@@ -55,21 +54,26 @@ def _register() -> None:
         register_backend(VersionedDouble(options["kernels"], options["version"], options.get("marks", "")), ("cpu",))
 
 
-def identity(device: Device) -> dict[str, Any]:
+def device_identity(*arguments: Any) -> Any:
     _register()
-    return real_identity(device)
+    return workers.device_identity(*arguments)
 
 
-def tune(*arguments: Any, **settings: Any) -> Any:
+def known_names(*arguments: Any) -> Any:
     _register()
-    return engine.tune(*arguments, **settings)
+    return workers.known_names(*arguments)
+
+
+def run_job(*arguments: Any) -> Any:
+    _register()
+    return workers.run_job(*arguments)
 
 
 def main() -> None:
     from hipgroupgemm.cli import main as command
-    from hipgroupgemm.sweep import workers
+    from hipgroupgemm.sweep import running
 
-    workers.TUNE, workers.IDENTITY = "sweep_engine:tune", "sweep_engine:identity"
+    running.WORKERS = "sweep_engine"
     _register()  # the command looks at names
     command(sys.argv[1:])
 

@@ -13,14 +13,14 @@ import sweep_engine
 
 from hipgroupgemm.store.store import TuningStore
 from hipgroupgemm.sweep.compare import compare, series_of
-from hipgroupgemm.sweep.record import read_sweep
+from hipgroupgemm.sweep.results import read_sweep
 from hipgroupgemm.tuning.report import TuningReport
 
 SHAPE = ["--devices", "cpu", "--backend", "double", "--shape", "45,16,12,5"]
 
 
 def environment(options: dict, store: str = "off") -> dict[str, str]:
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": path, "SWEEP_ENGINE": json.dumps(options), "HIPGROUPGEMM_TUNING_STORE": store}
 
 
@@ -31,13 +31,13 @@ def run(options: dict, *arguments: str, store: str = "off") -> subprocess.Comple
 
 def test_verdicts_and_winners_of_a_sweep(tmp_path) -> None:
     """A wrong and a crashing candidate are in the report and never win; the sweep goes on and says so with its status."""
-    out = tmp_path / "s.json"
+    out = tmp_path / "s.jsonl"
     options = {"version": "3", "kernels": {"fast": "wrong", "down": "exits:3", "slow": "good:9", "good": "good:3"}}
     done = run(options, "--class", "fwd_wi,wgrad_wo", "--dtype", "float32", "--no-store", "--json", str(out))
     assert done.returncode == 1, done.stderr
     for record in read_sweep(out).records:
-        assert record.best["name"] == "good"
-        verdicts = {row["name"]: row["verdict"] for row in record.rows}
+        assert record.best.name == "good"
+        verdicts = {row.name: row.verdict for row in record.rows}
         assert verdicts.pop("slow") in ("ok", "behind")
         assert verdicts == {"fast": "wrong", "down": "crashed", "good": "ok"}
         report = TuningReport.from_dict(record.report)
@@ -53,12 +53,12 @@ def test_winners_go_to_the_store_unless_told_not_to(tmp_path) -> None:
     done = run(options, "--class", "fwd_wi", "--no-store", store=str(store))
     assert done.returncode == 0, done.stderr
     assert not list(store.glob("*.json"))
-    out = tmp_path / "s.json"
+    out = tmp_path / "s.jsonl"
     done = run(options, "--class", "fwd_wi", "--json", str(out), store=str(store))
     assert done.returncode == 0, done.stderr
     (file,) = store.glob("*.json")
     assert '"good"' in file.read_text()
-    assert f"Results of this run in the tuning store: 1, in {store}" in done.stdout
+    assert f"Jobs whose results went to the tuning store: 1, in {store}" in done.stdout
     assert [record.stored for record in read_sweep(out).records] == [True]
     done = run(options, "--class", "fwd_wi", "--json", str(out), "--overwrite", store="off")
     assert done.returncode == 0, done.stderr
@@ -72,16 +72,16 @@ def test_drawn_sizes_take_the_place_of_no_real_ones_in_the_store(tmp_path) -> No
     options = {"version": "1", "kernels": {"good": "good:2"}}
     done = run(options, "--class", "fwd_wi", "--distribution", f"{real},dirichlet,zipf,balanced", store=str(store))
     assert done.returncode == 0, done.stderr
-    assert f"Results of this run in the tuning store: 4, in {store}\n" in done.stdout
+    assert f"Jobs whose results went to the tuning store: 4, in {store}\n" in done.stdout
     assert {record.origin for record in TuningStore(store).records()} == {"user", "dirichlet", "zipf", "seed"}
     done = run(options, "--class", "fwd_wi", "--distribution", f"{real},{same}", store=str(store))
-    assert f"Results of this run in the tuning store: 1, in {store}; 1 more were replaced by these" in done.stdout
+    assert f"Jobs whose results went to the tuning store: 2, in {store}\n" in done.stdout
     assert len(TuningStore(store).records()) == 4
 
 
 @pytest.mark.parametrize("backend", ["double", "reference"])  # in a process of its candidates' own, and in the worker
 def test_operands_that_do_not_fit(tmp_path, backend) -> None:
-    out = tmp_path / "s.json"
+    out = tmp_path / "s.jsonl"
     command = [sys.executable, "-m", "sweep_engine", "sweep", "--devices", "cpu", "--class", "fwd_wi", "--no-store", "--backend", backend]
     options = {"version": "1", "kernels": {"good": "good"}}
     shapes = ["--shape", "2000000000,1000000,8,4", "--shape", "40,8,6,4", "--json", str(out)]
@@ -92,15 +92,15 @@ def test_operands_that_do_not_fit(tmp_path, backend) -> None:
 
 
 def test_two_versions_compared(tmp_path) -> None:
-    """What tests/data holds still comes about: two sweeps by the real command, then their comparison."""
+    """What data/ holds still comes about: two sweeps by the real command, then their comparison."""
     paths = []
     for name, options in (("old", sweep_engine.OLD), ("new", sweep_engine.NEW)):
-        paths.append(tmp_path / f"{name}.json")
+        paths.append(tmp_path / f"{name}.jsonl")
         run(options, "--class", "fwd_wi", "--no-store", "--json", str(paths[-1]))
     found = compare(*series_of([read_sweep(path) for path in paths]))
     assert {(f.algorithm, f.after) for f in found.newly_wrong} == {("stream_k", "crashed")}
     assert {f.algorithm for f in found.newly_right} == {"tile_256"}
-    assert (set(found.new), set(found.missing)) == ({("double", "tile_512")}, {("double", "tile_32")})
+    assert (set(found.new), set(found.missing)) == ({"double tile_512"}, {"double tile_32"})
 
 
 def alive(pid: int) -> bool:

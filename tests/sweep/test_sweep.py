@@ -10,33 +10,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import sweep_double
 from click.testing import CliRunner
 
 from hipgroupgemm.cli import cli
-from hipgroupgemm.measure.workloads import CLASSES, MoEShape, dirichlet_sizes, presets_of, zipf_sizes
-from hipgroupgemm.sweep import workers
-from hipgroupgemm.sweep.jobs import DistributionError, SweepRequest, plan_jobs
-from hipgroupgemm.sweep.record import read_sweep
+from hipgroupgemm.measure.distributions import (dirichlet_sizes, zipf_sizes)
+from hipgroupgemm.measure.workloads import (CLASSES, MoEShape, presets_of)
+from hipgroupgemm.sweep.jobs import DistributionError, SweepJob, SweepRequest, plan_jobs
+from hipgroupgemm.sweep.results import read_sweep
 
 SHAPE = ("--shape", "30,8,10,4")
-
-
-@pytest.fixture(autouse=True)
-def double(monkeypatch: pytest.MonkeyPatch):
-    """Workers tune with the stand-in; returns a function that says how."""
-    monkeypatch.setattr(workers, "TUNE", "sweep_double:tune")
-    monkeypatch.setattr(workers, "IDENTITY", "sweep_double:identity")
-    monkeypatch.setattr(workers, "NAMES", "sweep_double:names")
-    monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", "off")
-
-    def options(**values) -> None:
-        monkeypatch.setenv("SWEEP_DOUBLE", json.dumps(values))
-
-    options()
-    return options
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def sweep(*arguments: str):
@@ -57,15 +44,19 @@ def words(text: str) -> str:
 def test_jobs_are_the_product_of_the_lists() -> None:
     shapes = [MoEShape(30, 8, 10, 4, "30,8,10,4"), MoEShape(21, 6, 5, 3, "21,6,5,3")]
     request = SweepRequest(
-        exact_shapes=shapes, classes=["fwd_wi", "wgrad_wo"], dtypes=["float16", "float32"], distributions=["balanced", "zipf"], seed=3
+        exact_shapes=tuple(shapes),
+        classes=("fwd_wi", "wgrad_wo"),
+        dtypes=("float16", "float32"),
+        distributions=("balanced", "zipf"),
+        seed=3,
     )
     jobs = plan_jobs(request, "cuda")
     wanted = list(itertools.product(shapes, ["float16", "float32"], ["balanced", "zipf"], ["fwd_wi", "wgrad_wo"]))
-    assert [(job.shape, job.dtype, job.distribution, job.kind.name) for job in jobs] == wanted
+    assert [(job.shape, job.dtype, job.distribution, job.kind) for job in jobs] == wanted
     for job in jobs:
         drawn = None if job.distribution == "balanced" else (tuple(zipf_sizes(job.shape.m, job.shape.e, 3).tolist()),)
-        assert job.samples == drawn
-    assert len({json.dumps(job.to_dict()) for job in jobs}) == 16
+        assert job.group_sizes == drawn
+    assert len(set(jobs)) == 16
 
 
 def test_what_is_given_twice_counts_once() -> None:
@@ -83,16 +74,15 @@ def test_types_and_scale_follow_the_device() -> None:
     assert [job.dtype for job in cpu] == ["float32"] * 2
     assert cpu[0].shape.scale > 1
     assert cpu[1].shape == exact
-    request.scale = 4
     for kind in ("rocm", "cpu"):
-        assert [job.shape for job in plan_jobs(request, kind)] == [whole.scaled(4), exact.scaled(4)]
+        assert [job.shape for job in plan_jobs(msgspec.structs.replace(request, scale=4), kind)] == [whole.scaled(4), exact.scaled(4)]
 
 
 def test_a_file_does_not_pass_for_a_distribution_by_its_name(tmp_path) -> None:
     (tmp_path / "zipf").write_text("3 4 0 9\n")
     request = SweepRequest(exact_shapes=[MoEShape(30, 8, 10, 4)], classes=["fwd_wi"], distributions=["zipf", str(tmp_path / "zipf")])
     drawn, real = plan_jobs(request, "cpu")
-    assert (drawn.distribution, real.distribution, real.samples) == ("zipf", "./zipf", ((3, 4, 0, 9),))
+    assert (drawn.distribution, real.distribution, real.group_sizes) == ("zipf", "./zipf", ((3, 4, 0, 9),))
 
 
 def test_vectors_of_a_file_are_samples_of_one_job(tmp_path) -> None:
@@ -101,23 +91,24 @@ def test_vectors_of_a_file_are_samples_of_one_job(tmp_path) -> None:
     shape = MoEShape(28, 8, 10, 4, "a")
     (job,) = plan_jobs(SweepRequest(exact_shapes=[shape], classes=["dgrad_wi"], distributions=[str(path)]), "cpu")
     assert job.distribution == "sizes.json"
-    assert job.samples == ((8, 0, 12, 8), (4, 4, 4, 4))
+    assert job.group_sizes == ((8, 0, 12, 8), (4, 4, 4, 4))
     (job,) = plan_jobs(SweepRequest(exact_shapes=[shape], classes=["dgrad_wi"], distributions=[str(path)], scale=4), "cpu")
-    assert job.samples == ((2, 0, 3, 2), (1, 1, 1, 1))
+    assert job.group_sizes == ((2, 0, 3, 2), (1, 1, 1, 1))
     path.write_text("[1, 2, 3]")
     with pytest.raises(DistributionError, match=r"has 3 sizes.*E = 4"):
         plan_jobs(SweepRequest(exact_shapes=[shape], distributions=[str(path)]), "cpu")
 
 
-def test_a_request_survives_json() -> None:
+def test_a_request_and_its_jobs_survive_json() -> None:
     request = SweepRequest(
-        [MoEShape(9, 8, 7, 6, "x")], [], ["fwd_wi"], ["float16"], ["zipf"], ["cpu"], ["triton"], ["a", "b"], 3, 4, 5, 6.5, 2, 7
-    )
-    again = SweepRequest.from_dict(json.loads(json.dumps(request.to_dict())))
+        shapes=(MoEShape(9, 8, 7, 6, "x"),), classes=("fwd_wi",), dtypes=("float16",), distributions=("zipf",), backends=("triton",),
+        algorithms=("a", "b"), max_algorithms=3, max_workspace=4, repetitions=5, time_limit=6.5, scale=2, seed=7,
+    )  # fmt: skip
+    again = msgspec.convert(json.loads(msgspec.json.encode(request)), SweepRequest)
     assert again == request
     assert again.shapes[0].label == "x"
-    with pytest.raises(ValueError, match="none that a sweep wrote"):
-        SweepRequest.from_dict({"shapes": []})
+    (job,) = plan_jobs(request, "cpu")
+    assert msgspec.convert(json.loads(msgspec.json.encode(job)), SweepJob) == job
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------------------
@@ -133,7 +124,7 @@ def test_lists_with_commas_and_repeated_options(double, tmp_path) -> None:
     assert done.exit_code == 0, done.output
     records = read_sweep(out).records
     wanted = itertools.product([30, 21], ["float16", "float32"], ["balanced", "dirichlet"], ["fwd_wi", "dgrad_wo", "wgrad_wi"])
-    assert [(r.job["m"], r.job["dtype"], r.job["distribution"], r.job["class"]) for r in records] == list(wanted)
+    assert [(r.job.m, r.job.dtype, r.job.distribution, r.job.kind) for r in records] == list(wanted)
     sizes = {(call["n"], json.dumps(call["sizes"])) for call in calls(log)}
     assert (10, "null") in sizes
     assert (5, json.dumps([dirichlet_sizes(21, 3, 5).tolist()])) in sizes
@@ -146,8 +137,8 @@ def test_models_are_a_list_too(tmp_path) -> None:
     assert done.exit_code == 0, done.output
     names = ["qwen3-30b-a3b", "deepseek3-test-mi300", "deepseek3-test-mi350", "gemma4-26b", "30,8,10,4"]
     jobs = [record.job for record in read_sweep(out).records]
-    assert [job["model"] for job in jobs] == names
-    assert [job["scale"] > 1 for job in jobs] == [True] * 4 + [False]
+    assert [job.model for job in jobs] == names
+    assert [job.scale > 1 for job in jobs] == [True] * 4 + [False]
     assert sweep("--model", "gpt,qwen3-30b-a3b").exit_code == 2
 
 
@@ -177,11 +168,11 @@ def test_what_is_written(double, tmp_path) -> None:
     assert all(f"wrote {path}" in done.output for path in outputs)
     for word in ("M=30 K=8 N=10 E=4, float32, balanced on cpu: A cpu", "tile_64", "tile_128", "2 ok, 1 behind"):
         assert word in done.output
-    data = json.loads(outputs[0].read_text())
-    assert data["requests"][0]["exact_shapes"] == [[30, 8, 10, 4, "30,8,10,4"], [21, 6, 5, 3, "21,6,5,3"]]
-    assert data["sessions"][0]["devices"]["cpu"]["versions"] == {"hipgroupgemm": "0.1.0", "double": "1"}
-    assert [job["best"]["name"] for job in data["jobs"]] == ["tile_64", "tile_128"]
-    assert all(len(job["report"]["rows"]) == 3 for job in data["jobs"])
+    header, *data = map(json.loads, outputs[0].read_text().splitlines())
+    assert [shape["label"] for shape in header["request"]["exact_shapes"]] == ["30,8,10,4", "21,6,5,3"]
+    assert header["devices"]["cpu"]["versions"] == {"hipgroupgemm": "0.1.0", "double": "1"}
+    assert [job["best"]["name"] for job in data] == ["tile_64", "tile_128"]
+    assert all(len(job["report"]["rows"]) == 3 for job in data)
     with outputs[1].open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["n"], row["name"], row["verdict"], row["winner"]) for row in rows] == [
@@ -193,7 +184,7 @@ def test_what_is_written(double, tmp_path) -> None:
         ("5", "tile_256", "behind", "False"),
     ]
     assert rows[0]["versions"] == "hipgroupgemm 0.1.0; double 1"
-    assert float(rows[0]["median_ms"]) == data["jobs"][0]["best"]["median_ms"]
+    assert float(rows[0]["median_ms"]) == data[0]["best"]["median_ms"]
     assert outputs[2].read_bytes()[:4] == b"\x89PNG"
     assert "<svg" in outputs[3].read_text()
 
@@ -203,7 +194,7 @@ def test_standard_output_is_the_files_alone() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([*command, "--json", "-"], capture_output=True, text=True, env=environment, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert [job["status"] for job in json.loads(done.stdout)["jobs"]] == ["ok"]
+    assert [json.loads(line)["status"] for line in done.stdout.splitlines()[1:]] == ["ok"]
     assert "tile_64" in done.stderr
     assert "[1/1] cpu 30,8,10,4 fwd_wi float32 balanced: double tile_64" in done.stderr
     done = subprocess.run([*command, "--csv", "-"], capture_output=True, text=True, env=environment, check=False, timeout=60)
@@ -211,10 +202,10 @@ def test_standard_output_is_the_files_alone() -> None:
 
 
 def test_bars_on_a_terminal(double) -> None:
-    """On a terminal stderr has bars, one for all jobs and one a device, and stdout still the results alone."""
+    """On a terminal stderr has a bar, which tells how far a job is, and stdout still the results alone."""
     pty = pytest.importorskip("pty")
     double(seconds=1.0, **{"raise": [11]})
-    shapes = [*SHAPE, "--shape", "30,8,11,4", "--class", "fwd_wi"]
+    shapes = ["--shape", "30,8,11,4", *SHAPE, "--class", "fwd_wi"]
     command = [sys.executable, "-m", "sweep_double", "sweep", "--no-store", *shapes, "--devices", "cpu"]
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     ours, theirs = pty.openpty()
@@ -229,7 +220,7 @@ def test_bars_on_a_terminal(double) -> None:
     os.close(ours)
     text = seen.decode(errors="replace")
     assert process.returncode == 1
-    for word in ("all jobs", "0/2", "1/2", "cpu 30,8,10,4 fwd_wi float32 balanced", "left", "failed: the driver has failed"):
+    for word in ("all jobs", "0/2", "1/2", "cpu 30,8,10,4 fwd_wi float32 balanced: time", "left", "failed: the driver has failed"):
         assert word in text, word
     assert "tile_64" in out
     assert "all jobs" not in out
@@ -303,7 +294,7 @@ def test_equal_devices_share_and_other_kinds_run_everything(double, tmp_path) ->
     assert len(by_device["cuda:0"]) + len(by_device["cuda:1"]) == 6
     assert by_device["cuda:0"]
     assert by_device["cuda:1"]
-    kinds = {(record.identity["kind"], record.job["class"]) for record in read_sweep(out).records}
+    kinds = {(record.identity["kind"], record.job.kind) for record in read_sweep(out).records}
     assert kinds == set(itertools.product(("cuda", "cpu"), CLASSES))
     assert "on cuda: A cuda" in done.output
     assert "on cpu: A cpu" in done.output
@@ -316,17 +307,17 @@ def test_failures_are_rows_and_the_sweep_goes_on(double, tmp_path) -> None:
     done = sweep(*shapes, "--class", "fwd_wi", "--devices", "cpu", "--json", str(out), "--csv", str(table))
     assert done.exit_code == 1, done.output
     records = read_sweep(out).records
-    assert [(record.job["n"], record.status) for record in records] == [
+    assert [(record.job.n, record.status) for record in records] == [
         (11, "refused"),
         (12, "out of memory"),
         (13, "failed"),
         (14, "failed"),
         (15, "ok"),
     ]
-    reasons = ["no backend takes this", "too large", "the driver has failed", "the worker process of cpu was ended by SIGKILL", ""]
+    reasons = ["no backend takes this", "too large", "the driver has failed", "the worker process was killed by SIGKILL", ""]
     assert [record.reason for record in records] == reasons
     assert all(f"M=30 K=8 N={n} E=4" in done.output for n in range(11, 16))
-    assert "the worker process of cpu was ended by SIGKILL" in done.output
+    assert "the worker process was killed by SIGKILL" in done.output
     with table.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["status"] != "ok"]
     assert [row["reason"] for row in rows] == reasons[:4]
@@ -344,7 +335,7 @@ def test_a_lost_device_leaves_its_jobs_to_the_others(double, tmp_path) -> None:
     done = sweep(*shapes, "--class", "fwd_wi", "--devices", "cpu", "--json", str(out))
     assert done.exit_code == 1
     records = read_sweep(out).records
-    assert [(record.job["n"], record.status, record.reason) for record in records] == [
+    assert [(record.job.n, record.status, record.reason) for record in records] == [
         (11, "failed", "the device fell off the bus"),
         (12, "failed", "cpu is gone: cpu does not answer"),
         (13, "failed", "cpu is gone: cpu does not answer"),
@@ -376,7 +367,7 @@ def test_no_winner_at_all(double, tmp_path) -> None:
     done = sweep(*SHAPE, "--class", "fwd_wi", "--devices", "cpu", "--json", str(out), "--plot", str(plot))
     assert done.exit_code == 0
     assert "no winner" in done.output
-    assert f"{plot} was not written: no job has a winner" in done.output
+    assert f"{plot} was not written: there is no winner" in done.output
     assert read_sweep(out).records[0].best is None
 
 
@@ -389,5 +380,5 @@ def test_the_winners_median_is_the_stand_ins(double, tmp_path) -> None:
     sweep(*SHAPE, "--devices", "cpu", "--json", str(out))
     for record in read_sweep(out).records:
         job, report = record.job, record.report
-        np.testing.assert_allclose(record.best["median_ms"], min(row["median_ms"] for row in report["rows"]))
-        assert {report["config"]["m"], report["config"]["k"], report["config"]["n"]} <= {job["m"], job["k"], job["n"], 32, 30}
+        np.testing.assert_allclose(record.best.median_ms, min(row["median_ms"] for row in report["rows"]))
+        assert {report["config"]["m"], report["config"]["k"], report["config"]["n"]} <= {job.m, job.k, job.n, 32, 30}

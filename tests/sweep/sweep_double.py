@@ -2,7 +2,8 @@
 
 What it does is said by the environment variable SWEEP_DOUBLE, JSON: {"seconds": of a job, "version": of the backend, "scale": of times,
 "verdicts": {algorithm: verdict}, "names": [algorithms], "only": {n: [algorithms besides]},
-"samples": timed calls, "spread": added to p90, and for problems by their n: "refuse", "memory", "raise", "die", "lose": [n, ...]}.
+"samples": timed calls, "spread": added to p90, "ceilings": scale of the device's,
+and for problems by their n: "refuse", "memory", "raise", "die", "lose": [n, ...]}.
 A lost device stays lost while the file "lost" exists.
 """
 
@@ -79,7 +80,9 @@ def tune(config: Any, device: Any, group_sizes: Any = None, *, progress: Any, **
         progress(types.SimpleNamespace(phase="time", done=step, total=4, row=None))
         time.sleep(float(o.get("seconds", 0)) / 4)
     names = o.get("names", NAMES)
+    ceilings = {"flops": 1e9 * float(o.get("ceilings", 1)), "bandwidth": 1e9, "how": "by the stand-in"}
     return TuningReport(
+        ceilings=ceilings,
         config=config.key(),
         device=str(device),
         device_name=identity(device)["name"],
@@ -96,18 +99,39 @@ def tune(config: Any, device: Any, group_sizes: Any = None, *, progress: Any, **
     )
 
 
-def names(config: Any, device: Any, backends: Any = None, max_workspace_size: Any = None) -> list[str]:
+def names(job: Any, device: Any, backends: Any, max_workspace_size: Any = None) -> set[str]:
     o = options()
-    return [*o.get("names", NAMES), *o.get("only", {}).get(str(config.n), ())]
+    return {*o.get("names", NAMES), *o.get("only", {}).get(str(job.n), ())}
+
+
+# ---- what a device's process is asked, in place of `sweep.workers` ----------------------------------------------------------------
+
+
+def _workers() -> Any:
+    from hipgroupgemm.sweep import workers
+
+    workers.tune, workers.identity, workers.algorithm_names = tune, identity, names
+    return workers
+
+
+def device_identity(*arguments: Any) -> Any:
+    return _workers().device_identity(*arguments)
+
+
+def known_names(*arguments: Any) -> Any:
+    return _workers().known_names(*arguments)
+
+
+def run_job(*arguments: Any) -> Any:
+    return _workers().run_job(*arguments)
 
 
 def main() -> None:
     """The command with this stand-in, for tests that need a process of their own."""
     from hipgroupgemm.cli import main as command
-    from hipgroupgemm.sweep import workers
+    from hipgroupgemm.sweep import running
 
-    workers.TUNE, workers.IDENTITY = "sweep_double:tune", "sweep_double:identity"
-    workers.NAMES = "sweep_double:names"
+    running.WORKERS = "sweep_double"
     command(sys.argv[1:])
 
 

@@ -10,18 +10,14 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from hipgroupgemm.api import config_for_ragged_dot
 from hipgroupgemm.backends import backend_names, get_backend, select_backend
 from hipgroupgemm.backends.base import MatmulAlgorithm, as_limits
-from hipgroupgemm.benchmark.command import stdout_console
-from hipgroupgemm.benchmark.labs import gpu_refusal
-from hipgroupgemm.benchmark.table import bytes_text
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.measure.workloads import ALIASES, PRESETS, MoEShape, RaggedDotClass
-from hipgroupgemm.operands.arrays import ArraySpec
-from hipgroupgemm.operands.views import CPU, Device
+from hipgroupgemm.measure.text import bytes_text, stdout_console
+from hipgroupgemm.measure.workloads import ALIASES, PRESETS, MoEShape, RaggedDotClass, config_of
+from hipgroupgemm.operands.views import Device
 
-__all__ = ["Listing", "algorithms_of", "config_of", "default_device", "models_as_dicts", "print_listings", "print_models"]
+__all__ = ["Listing", "algorithms_of", "models_as_dicts", "print_listings", "print_models"]
 
 
 @dataclasses.dataclass
@@ -44,22 +40,6 @@ class Listing:
             for algorithm in self.algorithms
         ]
         return {**problem, "device": str(self.device), "algorithms": found, "refusals": self.refusals}
-
-
-def default_device() -> Device:
-    """The GPU that CuPy finds, else the CPU."""
-    if gpu_refusal():
-        return CPU
-    import cupy
-
-    return Device("rocm" if cupy.cuda.runtime.is_hip else "cuda", int(cupy.cuda.Device().id))
-
-
-def config_of(kind: RaggedDotClass, shape: MoEShape, dtype: str) -> GroupedGemmConfig:
-    """The config of a workload with packed, well aligned operands, int32 sizes and an output of the operands' type."""
-    lhs, rhs, _ = kind.shapes(shape)
-    specs = ArraySpec(lhs, dtype), ArraySpec(rhs, dtype), ArraySpec((shape.e,), "int32")
-    return config_for_ragged_dot(*specs, kind.dimension_numbers)
 
 
 def algorithms_of(

@@ -1,0 +1,330 @@
+"""A sweep from a request to its exit status: spreads jobs over the devices, keeps what is finished."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import functools
+import platform
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+import hipgroupgemm
+from hipgroupgemm.measure.text import STDOUT, number_text
+from hipgroupgemm.measure.environment import blas_name, commit_of, cpu_model, load_average
+from hipgroupgemm.processes import Worker, WorkerDied, WorkerTimedOut, available_cores
+from hipgroupgemm.store.store import TuningStore
+from hipgroupgemm.sweep.jobs import RequestError, SweepJob, SweepRequest, plan_jobs
+from hipgroupgemm.sweep.plots import sweep_panels
+from hipgroupgemm.sweep.report import console_for, print_sweep, say, sweep_lines, verdicts_of, warnings_of, write_csv, write_plots
+from hipgroupgemm.sweep.results import BAD, DONE, Header, Record, SweepFile, check_free, kind_of
+from hipgroupgemm.sweep.workers import Outcome
+
+__all__ = ["Outputs", "resume", "run_sweep"]
+
+INTERRUPTED = 130  # the exit status after Ctrl-C
+WORKERS = "hipgroupgemm.sweep.workers"
+"""The module whose functions a device's process runs."""
+
+_START = {"start": 300.0, "run": 300.0}
+"""Seconds that a device's process has to start and to say what its device is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """Where results go.
+
+    Attributes:
+        json: the sweep's file, kept up to date while it runs; `overwrite` lets it replace what is there. csv: a line a candidate.
+        plots: pictures. store: whether results go to the tuning store.
+    """
+
+    json: Path | None = None
+    csv: Path | None = None
+    plots: Sequence[Path] = ()
+    store: bool = True
+    overwrite: bool = False
+
+
+def run_sweep(request: SweepRequest, outputs: Outputs) -> int:
+    """Runs a sweep for a person at a terminal, with progress on stderr, and returns the exit status.
+
+    That is 1 when a candidate is not right, a job failed or a backend that was named ran nothing; 130 after Ctrl-C; else 0.
+
+    Raises:
+        RequestError: nothing was run, no file was touched. ValueError, RuntimeError, OSError: a file can't be written.
+    """
+    if outputs.json is not None:
+        check_free(outputs.json, outputs.overwrite)
+    return _Run(request, outputs, None, request.devices).run()
+
+
+def resume(path: Path, outputs: Outputs, given: Mapping[str, Any] | None = None) -> int:
+    """Goes on with a sweep's file: runs what it was asked for and has no result of. Else as `run_sweep`.
+
+    Args:
+        given: fields of `SweepRequest` that were said anew. They have to be those of the file, but for `devices`: other devices of the
+            same kinds do as well.
+
+    Raises:
+        RequestError: the file is of another request, device or version. ValueError: it can't be read.
+    """
+    file, given = SweepFile(path), given or {}
+    try:
+        assert file.sweep is not None
+        request = file.sweep.header.request
+        for name, value in given.items():
+            if name != "devices" and value != (before := getattr(request, name)):
+                raise RequestError(f"{path}: was begun with {name} {before!r}, and not {value!r}; give another sweep its own file")
+        return _Run(request, dataclasses.replace(outputs, json=path), file, given.get("devices", request.devices)).run()
+    finally:
+        file.close()
+
+
+class _Device:
+    """A device, its process, and what it is."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.kind = name, ""
+        self.identity: dict[str, Any] = {}
+        self.process: Worker | None = None
+
+    def start(self) -> str:
+        """Starts a process anew, so that nothing of a failure is left in it; returns "", or why the device is of no use."""
+        self.stop()
+        try:
+            self.process = Worker(f"sweep {self.name}")
+            self.identity = self.call("device_identity", deadlines=_START)
+        except WorkerTimedOut as error:
+            return f"its driver has not answered within {error.seconds:.0f} s"
+        except Exception as error:
+            return " ".join(str(error).split())
+        self.kind = kind_of(self.identity)
+        return ""
+
+    def call(self, function: str, *arguments: Any, **settings: Any) -> Any:
+        """Calls a function of `workers` there."""
+        assert self.process is not None
+        return self.process.call(f"{WORKERS}:{function}", self.name, *arguments, **settings)
+
+    def stop(self) -> None:
+        """Ends the process and what it has started."""
+        if self.process is not None:
+            self.process.kill()
+
+
+class _Run:
+    """One start of a sweep."""
+
+    def __init__(self, request: SweepRequest, outputs: Outputs, file: SweepFile | None, devices: Sequence[str]) -> None:
+        self.request, self.outputs, self.file = request, outputs, file
+        self.settings = request.settings()
+        self.devices = [_Device(name) for name in dict.fromkeys(devices)]
+        self.jobs: list[tuple[SweepJob, str]] = []
+        self.results: dict[tuple[SweepJob, str], Record] = {}
+        self.waiting: dict[str, collections.deque[SweepJob]] = collections.defaultdict(collections.deque)
+        self.warnings: list[str] = []
+        self.stored = 0
+        self.stopped = self.interrupted = False
+        self.lock = threading.Lock()
+        self.load = load_average()
+
+    def run(self) -> int:
+        """Runs, and says what came of it; the exit status."""
+        for kind in dict.fromkeys(device.name.partition(":")[0] for device in self.devices):
+            plan_jobs(self.request, kind)  # what is wrong with a request is said before drivers are started
+        everyone, pool = list(self.devices), ThreadPoolExecutor(len(self.devices))
+        try:
+            self._prepare(list(pool.map(_Device.start, self.devices)))
+            with _Display(len(self.jobs), len(self.jobs) - sum(map(len, self.waiting.values()))) as shown:
+                done, _ = wait([pool.submit(self._serve, device, shown) for device in everyone], return_when=FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            self.stopped = True
+            for device in everyone:
+                device.stop()
+            pool.shutdown()
+            if self.file is not None:
+                self.file.close()
+        return self._finish()
+
+    def _prepare(self, reasons: Sequence[str]) -> None:
+        """Plans the jobs for the devices that are here, and makes the file."""
+        path, old = self.outputs.json, self.file.sweep if self.file is not None else None
+        for device, reason in zip(self.devices, reasons, strict=True):
+            if reason:
+                elsewhere = "; --devices names others to go on with" if old is not None else ""
+                raise RequestError(f"{device.name} is of no use: {reason}{elsewhere}")
+        here = {device.name: device.identity for device in self.devices}
+        identities = {kind_of(identity): identity for identity in (old.header.devices if old is not None else here).values()}
+        for device in self.devices:
+            if device.kind not in identities:
+                raise RequestError(
+                    f"{path}: is of {' and '.join(map(_text, identities.values()))}; {device.name} is {_text(device.identity)}. A file has "
+                    "results of one set of versions: begin another, and compare the two with hipgroupgemm report"
+                )
+        self.jobs = [(job, kind) for kind, identity in identities.items() for job in plan_jobs(self.request, str(identity["kind"]))]
+        if old is not None:
+            self.results = dict(old.results)
+            if not self.results.keys() <= set(self.jobs):
+                raise RequestError(f"{path}: has jobs that its request does not make any more; has a file of group sizes changed?")
+        for job, kind in self.jobs:
+            if (job, kind) not in self.results or self.results[job, kind].status not in DONE:
+                self.waiting[kind].append(job)
+        self._check_names()
+        if old is None and path is not None:
+            header = Header(request=self.request, devices=here, jobs=len(self.jobs), machine=_machine(), started=_now())
+            self.file = SweepFile(path, header, overwrite=self.outputs.overwrite)
+        if old is not None:
+            torn = "; it ended in the middle of another, which is run again" if old.torn else ""
+            failed = f"; failed, and run again: {len(old.results) - old.done}" if len(old.results) > old.done else ""
+            absent = sum(len(jobs) for kind, jobs in self.waiting.items() if kind not in {device.kind for device in self.devices})
+            elsewhere = f"; left to devices that were not named now: {absent}" if absent else ""
+            say(f"{path}: {old.done} of {len(self.jobs)} jobs are done{torn}{failed}{elsewhere}")
+
+    def _check_names(self) -> None:
+        """Names of algorithms that no job has anywhere are an error before anything is run."""
+        wanted, known = self.settings["algorithms"], set[str]()
+        if isinstance(wanted, str):
+            return
+        for device in {device.kind: device for device in self.devices}.values():
+            try:
+                known |= device.call("known_names", list(self.waiting[device.kind]), self.settings)
+            except (WorkerDied, WorkerTimedOut):  # listing took the process down: the jobs will tell
+                known |= set(wanted)
+                device.start()
+        unknown = [name for name in wanted if name not in known]
+        if unknown and any(self.waiting.values()):
+            raise RequestError(
+                f"--algorithms {','.join(unknown)}: no backend has {'that' if len(unknown) == 1 else 'those'} for any of these problems "
+                "and devices; hipgroupgemm list --shape M,K,N,E --device DEVICE prints the names there are"
+            )
+
+    def _serve(self, device: _Device, shown: _Display) -> None:
+        """Gives a device jobs of its kind until there are no more, or it is gone. Devices that are alike share theirs."""
+        queue = self.waiting[device.kind]
+        while True:
+            try:
+                job = queue.popleft()
+            except IndexError:
+                return
+            title = f"{device.name} {job.title}"
+            try:
+                outcome = device.call("run_job", job, dict(self.settings), on_message=functools.partial(shown.progress, title))
+            except Exception as error:  # the process is gone, or what it found can't be sent
+                outcome = Outcome("failed", str(error))
+            with self.lock:
+                if self.stopped:
+                    return
+                self._keep(job, device, outcome, shown)
+            gone = device.start() if outcome.status == "failed" else ""
+            if gone:
+                with self.lock:
+                    self.devices.remove(device)
+                    self.warnings.append(f"{device.name} is gone ({gone}); the sweep went on without it")
+                    while queue and all(other.kind != device.kind for other in self.devices):
+                        self._keep(queue.popleft(), device, Outcome("failed", f"{device.name} is gone: {gone}"), shown)
+                return
+
+    def _keep(self, job: SweepJob, device: _Device, outcome: Outcome, shown: _Display) -> None:
+        """Makes a record of an outcome; it is in the store and on the disk before the device's next job begins."""
+        status, reason, report = outcome
+        record = Record(job, device.name, device.identity, status, reason, load_average=self.load, cores=available_cores(), finished=_now())
+        if report is not None:
+            record.report = report.to_dict()
+            best = None if report.best is None else report.best.algorithm.key
+            record.best = next((row for row in record.rows if (row.backend, row.index, row.name) == best), None)
+            record.stored = self.outputs.store and bool(TuningStore().add(report))
+            self.stored += record.stored
+        self.results[job, device.kind] = record
+        if self.file is not None:
+            self.file.append(record)
+        shown.finished(device.name, record)
+
+    def _finish(self) -> int:
+        """Tables, files, what is left; the exit status."""
+        path = None if self.outputs.json == STDOUT else self.outputs.json
+        records = [self.results[key] for key in self.jobs if key in self.results]
+        warnings = [*self.warnings, *warnings_of(records)]
+        console = console_for(self.outputs.json, self.outputs.csv)
+        print_sweep(console, records)
+        for warning in warnings:
+            say(warning, "yellow", console)
+        write_csv(self.outputs.csv, sweep_lines(records), console)
+        write_plots(self.outputs.plots, sweep_panels(records, warnings), console)
+        if path is not None:
+            say(f"wrote {path}", console=console)
+        if self.stored:
+            say(f"Jobs whose results went to the tuning store: {self.stored}, in {TuningStore().directory}", console=console)
+        bad = sum(row.verdict in BAD for record in records for row in record.rows)
+        failed = sum(record.status == "failed" for record in records)
+        if bad or failed:
+            say(f"Candidates that are not right: {bad}; jobs that failed: {failed}; see above.", "bold red", console)
+        if self.interrupted:
+            how = "" if path is None else f"; go on with hipgroupgemm sweep --resume {path}"
+            say(f"Stopped. Jobs kept: {len(records)}, left: {len(self.jobs) - len(records)}{how}.", "bold", console)
+        ran = {row.backend for record in records for row in record.rows}
+        ran_nothing = any(name not in ran for name in self.request.backends or ())
+        return 1 if bad or failed else INTERRUPTED if self.interrupted else int(ran_nothing)
+
+
+class _Display:
+    """Progress on stderr: a bar on a terminal, else a line a job."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self.total, self.kept, self.done, self.begun = total, done, done, time.monotonic()
+        self.console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
+        self.bars = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True, speed_estimate_period=900)
+        self.bar = self.bars.add_task("all jobs", total=total, completed=done)
+
+    def __enter__(self) -> _Display:
+        if self.console.is_terminal:
+            self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def progress(self, title: str, told: tuple[str, int, int]) -> None:
+        """How far a job is."""
+        self.bars.update(self.bar, description=f"{title}: {told[0]} {told[1]}/{told[2]}; all jobs")
+
+    def finished(self, device: str, record: Record) -> None:
+        """The bar moves on; a line stays of a job that did not end well, and of each where there is no terminal."""
+        self.done += 1
+        self.bars.update(self.bar, completed=self.done)
+        best, text = record.best, f"{record.status}: {record.reason}"
+        if record.status == "ok":
+            winner = "no winner" if best is None else f"{best.backend} {best.name} {number_text(best.median_ms)} ms"
+            text = f"{winner} ({verdicts_of(record)})"
+        left = datetime.timedelta(seconds=round((time.monotonic() - self.begun) / (self.done - self.kept) * (self.total - self.done)))
+        if not self.console.is_terminal or record.status == "failed":
+            rest = f"; about {left} left" if left else ""
+            say(f"[{self.done}/{self.total}] {device} {record.job.title}: {text}{rest}", console=self.console)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def _text(identity: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in dict(identity.get("versions", {})).items())
+    return f"{identity.get('name') or identity.get('target')} ({versions})"
+
+
+def _machine() -> dict[str, Any]:
+    commit, changed = commit_of(Path(hipgroupgemm.__file__).resolve().parent.parent)
+    facts = {"cpu": cpu_model(), "cores": available_cores(), "system": f"{platform.system()} {platform.machine()}", "blas": blas_name()}
+    return {**facts, "python": platform.python_version(), "commit": commit, "uncommitted_changes": changed}
