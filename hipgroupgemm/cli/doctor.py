@@ -166,7 +166,7 @@ def store_state() -> StoreState:
     store = TuningStore()
     if store.directory is None:
         return StoreState("", off=why_off())
-    if store.directory.exists() and not store.directory.is_dir():
+    if os.path.exists(store.directory) and not os.path.isdir(store.directory):
         return StoreState(str(store.directory), trouble="is no directory")
     return StoreState(str(store.directory), results=len(store.results()))
 

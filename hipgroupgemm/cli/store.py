@@ -175,6 +175,7 @@ def _as_dict(result: StoredResult) -> dict[str, Any]:
         **dataclasses.asdict(result),
         "config": json.loads(result.config.to_json()),
         "tuned": result.tuned.isoformat(),
+        "backend": result.backend,
         "usable": _usable(result),
     }
 

@@ -12,9 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hipgroupgemm.tuning.report import printable
-
-__all__ = ["console_on", "print_table"]
+__all__ = ["console_on", "print_table", "printable"]
 
 _PLAIN_WIDTH = 144
 _READABLE = 24
@@ -28,6 +26,11 @@ def console_on(stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=None if stream is not None and stream.isatty() else plain)
 
 
+def printable(text: str) -> str:
+    """A text without what a terminal would obey or can't show: names come from libraries and files."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 def print_table(
     console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, name: str = "", right: Sequence[str] = ()
 ) -> None:
@@ -35,8 +38,8 @@ def print_table(
 
     Args:
         title: above the table; "" for none.
-        name: the column whose texts may be folded to what the others leave. Where that is too little, each row is a paragraph: the first
-            cell, and below it the others with their columns' names.
+        name: the column whose texts may be folded to what the others leave. Where that is too little, each row is a paragraph, with
+            this text on a line of its own, which only the terminal wraps.
         right: the columns that are aligned to the right.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
@@ -47,10 +50,10 @@ def print_table(
         if title:
             console.print(Text(printable(title), style="bold"), soft_wrap=True)
         for row in cells:
-            console.print(Text(row[0]), soft_wrap=True)
-            for column, cell in zip(columns[1:], row[1:], strict=True):
-                if cell:
-                    console.print(Text(f"  {column}: {cell}"), soft_wrap=True)
+            short = [f"{column} {cell}" for column, cell in zip(columns[1:], row[1:], strict=True) if cell and column != name]
+            console.print(Text(f"{row[0]}  {'; '.join(short)}"))
+            if name:
+                console.print(Text(f"  {row[columns.index(name)]}"), soft_wrap=True)
         return
     heading = Text(printable(title)) if title else None
     table = Table(box=SIMPLE_HEAD, title=heading, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from hipgroupgemm.runtime.directories import private_directory, read_trusted, require_trusted
 from hipgroupgemm.store.records import StoredResult, config_id
 
 try:
@@ -19,8 +20,9 @@ try:
 except ImportError:  # then the store is off, see `store.why_off`
     msgspec = None  # type: ignore[assignment]
 
-__all__ = ["SCHEMA", "StoreFile", "StoreWriteError", "decode", "parse", "render", "warn_once"]
+__all__ = ["SCHEMA", "VARIABLE", "StoreFile", "StoreWriteError", "decode", "msgspec", "parse", "render", "warn_once"]
 
+VARIABLE = "HIPGROUPGEMM_TUNING_STORE"
 FORMAT = "hipgroupgemm tuning store"
 SCHEMA = 2
 
@@ -127,10 +129,10 @@ class StoreFile:
 
     def _load(self) -> dict[str, list[Any]]:
         """What is on the disk; raises OSError and ValueError."""
-        reason = untrusted(self.path)
-        if reason or not stat.S_ISREG(os.stat(self._name).st_mode):  # a pipe would keep us waiting
-            raise OSError(reason or "is no regular file")
-        return parse(self.path.read_bytes())
+        if not stat.S_ISREG(os.stat(self._name).st_mode):  # a pipe would keep us waiting
+            raise OSError("is no regular file")
+        require_trusted(self.path.parent)
+        return parse(read_trusted(self.path))
 
     def update(self, change: Callable[[list[StoredResult]], list[StoredResult]], name: str | None = None) -> bool:
         """Puts what `change` makes of the results of a config's id, or of all, in their place, under the lock. Whether that was another.
@@ -141,7 +143,7 @@ class StoreFile:
         try:
             from filelock import FileLock
 
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_directory(self.path.parent)
             real = Path(os.path.realpath(self.path))
             with FileLock(real.with_name(f".{real.name}.lock"), timeout=_LOCK_SECONDS, mode=0o600):
                 try:
@@ -155,27 +157,17 @@ class StoreFile:
                 for one in list(raws) if name is None else [name]:
                     found, raws[one] = decode(one, raws.get(one, ()), self.path)
                     held += found
-                results = change(list(held))
-                if results != held:
-                    _replace(real, render(results, raws))
-                return results != held
+                results = change(held)
+                if [*map(id, results)] == [*map(id, held)]:  # equal ones may differ in their times
+                    return False
+                _replace(real, render(results, raws))
+                return True
         except (OSError, ValueError, NotImplementedError, ImportError) as error:  # filelock's Timeout is an OSError
             why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             remedy = (
                 "pip install filelock" if isinstance(error, ImportError) else "set HIPGROUPGEMM_TUNING_STORE to another directory, or off"
             )
             raise StoreWriteError(f"{self.path}: can't be written ({why}); {remedy}") from error
-
-
-def untrusted(path: Path) -> str:
-    """Why a file, or the directory that it lies in, may not be believed: others own or may write it. "" where it may."""
-    for one in (path.parent, path):
-        found = os.stat(one)
-        if found.st_uid not in (os.geteuid(), 0):
-            return f"is not used: {one} belongs to another user"
-        if found.st_mode & 0o022:
-            return f"is not used: others may write {one}; chmod go-w {one}"
-    return ""
 
 
 def _set_aside(path: Path, reason: ValueError) -> None:

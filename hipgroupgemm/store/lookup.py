@@ -43,7 +43,8 @@ class Query:
         stale when its answer was tuned with other versions, or is no longer found by name and index together. Where no backend is named
         it is passed over, too, when its answer was not compared to the backend that comes first without it.
         """
-        ranked, fitting = [], set()
+        ranked = []
+        fitting: set[str] = set()
         for position, result in enumerate(results):
             wanted = [one for one in result.algorithms if self.backend in (None, one.backend) and one.deterministic >= self.deterministic]
             fitting.update(one.backend for one in wanted)

@@ -24,14 +24,12 @@ from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.runtime.directories import CACHE_VARIABLE, cache_directory
-from hipgroupgemm.store.files import SCHEMA, StoreFile, StoreWriteError, decode, msgspec, parse, render, warn_once
+from hipgroupgemm.store.files import SCHEMA, VARIABLE, StoreFile, StoreWriteError, decode, msgspec, parse, render, warn_once
 from hipgroupgemm.store.identity import DeviceKind, device_kind
 from hipgroupgemm.store.lookup import Query
 from hipgroupgemm.store.records import StoredResult, config_id
 
-__all__ = ["StoreWriteError", "TuningStore", "default_store", "lookup_for_plan", "store_directory", "why_off"]
-
-VARIABLE = "HIPGROUPGEMM_TUNING_STORE"
+__all__ = ["VARIABLE", "StoreWriteError", "TuningStore", "default_store", "lookup_for_plan", "store_directory", "why_off"]
 
 _UNITS = {"cuda": "sms", "rocm": "cus", "cpu": "cores"}
 _OFF = ("off", "0", "no", "false", "none")
@@ -196,7 +194,8 @@ class TuningStore:
             left = []
             for one in held:
                 right = tuple(a for a in one.algorithms if a.key not in keys or one.versions[a.backend] != versions.get(a.backend))
-                left += [dataclasses.replace(one, algorithms=right)] if right else []
+                if right:
+                    left.append(one if right == one.algorithms else dataclasses.replace(one, algorithms=right))
             return left
 
         return self._tried(device, config_id(key), change)

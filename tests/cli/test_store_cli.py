@@ -19,6 +19,7 @@ from hipgroupgemm.operands.views import CPU
 from hipgroupgemm.store.identity import device_kind
 from hipgroupgemm.store.records import config_id
 from hipgroupgemm.store.store import TuningStore
+from hipgroupgemm.tuning.keep import keep, stored_result
 
 
 @pytest.fixture
@@ -30,16 +31,16 @@ def store(tuning_store):
 def full(store):
     """Three results of this machine, one of them of other versions, and one of an accelerator that is not here."""
     now = datetime.datetime.now(datetime.timezone.utc)
-    store.add(report(config_of(), [row("reference", 0, 1.25)], started=now.isoformat()))
-    store.add(report(config_of(n=6), [row("reference", 0, 2.0)], started=(now - datetime.timedelta(days=10)).isoformat(), origin="user"))
-    store.add(report(config_of(n=7), [row("reference", 0, 3.0)], versions={"numpy": "1.0"}, started="2025-01-01T00:00:00Z"))
+    keep(report(config_of(), [row("reference", 0, 1.25)], started=now.isoformat()), store)
+    keep(report(config_of(n=6), [row("reference", 0, 2.0)], started=(now - datetime.timedelta(days=10)).isoformat(), origin="user"), store)
+    keep(report(config_of(n=7), [row("reference", 0, 3.0)], versions={"numpy": "1.0"}, started="2025-01-01T00:00:00Z"), store)
     mi300 = {"kind": "rocm", "target": "gfx942", "compute_units": 304}
-    store.add(report(config_of(n=8), [row("hipblaslt", 4, 4.0)], device=mi300, name="AMD [bold] MI300X", size_class="skewed"))
+    keep(report(config_of(n=8), [row("hipblaslt", 4, 4.0)], device=mi300, name="AMD [bold] MI300X", size_class="skewed"), store)
     return store
 
 
 def run(*arguments, code=0, text=None):
-    result = CliRunner().invoke(cli, ["store", *map(str, arguments)], input=text)
+    result = CliRunner().invoke(cli, ["store", *map(str, arguments)], input=text, env={"COLUMNS": "200"})
     assert result.exit_code == code, result.output
     assert not isinstance(result.exception, Exception) or isinstance(result.exception, SystemExit), result.exception
     return result.output
@@ -50,7 +51,7 @@ def words(text):
 
 
 def left(store):
-    return sorted(record.config.n for record in TuningStore(store.directory).records())
+    return sorted(record.config.n for record in TuningStore(store.directory).results())
 
 
 def test_path_and_an_empty_store(store, monkeypatch, tmp_path):
@@ -58,7 +59,7 @@ def test_path_and_an_empty_store(store, monkeypatch, tmp_path):
     assert run("path", "--directory", tmp_path) == f"{tmp_path}\n"
     assert run("ls") == f"{store.directory}: no results\n"
     assert json.loads(run("ls", "--json")) == []
-    assert json.loads(run("export"))["documents"] == []
+    assert json.loads(run("export"))["results"] == {}
     assert run("prune", "--all").startswith("0 results removed")
     assert not store.directory.exists()
     monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", "off")
@@ -76,12 +77,7 @@ def test_ls(full):
     lines = {line.split()[0]: line for line in text.splitlines() if re.match(r"^ ?[0-9a-f]{8} ", line)}
     assert len(lines) == 4 and f"4 results in {full.directory}" in text
     first = lines[config_id(config_of().key())[:8]]
-    assert (
-        "fwd_wi M,K,N,E=12,7,5,2 " in first
-        and "NON_CONTRACTING float32->float32" in text
-        and "0 numpy_matmul_a_group" in first
-        and "1.25" in first
-    )
+    assert "fwd_wi M,K,N,E=12,7,5,2 float32->float32 " in first and "reference 0 numpy_matmul_a_group" in first and "1.25" in first
     assert first.rstrip().endswith("yes") and "balanced seed" in first
     assert lines[config_id(config_of(n=7).key())[:8]].rstrip().endswith("other versions")
     assert lines[config_id(config_of(n=8).key())[:8]].rstrip().endswith("?")
@@ -89,7 +85,8 @@ def test_ls(full):
     assert run("ls", "--device", "GFX942").count("hipblaslt") == 1 and "numpy" not in run("ls", "--device", "MI300")
     assert "hipblaslt" not in run("ls", "--backend", "reference")
     assert "1 results" in run("ls", "--config", config_id(config_of().key())[:6])
-    assert run("ls", "--backend", "nobody").endswith("no results that fit\n")
+    assert "'nobody': no such backend; there are hipblaslt, triton, reference" in words(run("ls", "--backend", "nobody", code=2))
+    assert run("ls", "--backend", "triton").endswith("no results that fit\n")
     assert "1 results" in run("ls", "--origin", "user") and "4 results" in run("ls", "--origin", "user", "--origin", "seed")
 
 
@@ -99,7 +96,8 @@ def test_ls_in_the_words_of_the_command_line(store):
     swapped = {"fwd_wo": "fwd_wi", "dgrad_wo": "dgrad_wi", "wgrad_wo": "wgrad_wi"}
     for name, kind in CLASSES.items():
         told = report(problem_of(kind, shape, "float32"), [row("reference", 0, 1.0)], origin="zipf", size_class="skewed")
-        (held,) = store.add(told)
+        keep(told, store)
+        held = stored_result(told)
         (one,) = json.loads(run("ls", "--json", "--config", config_id(held.config)))
         assert held.config.ragged_extent == 104, "the key is rounded up"
         assert (one["class"], one["shape"]) == ((name, [100, 48, 32, 4]) if name not in swapped else (swapped[name], [100, 32, 48, 4]))
@@ -108,7 +106,7 @@ def test_ls_in_the_words_of_the_command_line(store):
     lhs, rhs = hgg.ArraySpec((12, 7), "float32"), hgg.ArraySpec((2, 7, 5), "float32")
     transposed = hgg.ArraySpec((12, 7), "float32", strides=(4, 48))
     for config in (hgg.config_for_ragged_dot(one, rhs, hgg.ArraySpec((2,), "int32")) for one in (lhs, transposed)):
-        store.add(report(config, [row("reference", 0, 1.0)], origin="user", size_class="sparse"))
+        keep(report(config, [row("reference", 0, 1.0)], origin="user", size_class="sparse"), store)
     assert "fwd_wi M,K,N,E=12,7,5,2 " in run("ls") and "m=12 n=5 k=7 groups=2 " in run("ls") and "sparse user's" in run("ls")
     assert [one["shape"] for one in json.loads(run("ls", "--json")) if one["config"]["k"] == 7].count(None) == 1
 
@@ -117,8 +115,8 @@ def test_ls_json(full):
     data = json.loads(run("ls", "--json"))
     assert [one["config"]["n"] for one in data if one["backend"] == "reference"] == [5, 6, 7]
     one = next(one for one in data if one["config"]["n"] == 5)
-    assert one["usable"] == "yes" and one["versions"] == {"hipgroupgemm": hgg.__version__, "numpy": np.__version__}
-    assert one["rows"][0]["name"] == "numpy_matmul_a_group" and one["device"]["kind"] == "cpu"
+    assert one["usable"] == "yes" and one["versions"]["reference"] == {"hipgroupgemm": hgg.__version__, "numpy": np.__version__}
+    assert one["algorithms"][0]["name"] == "numpy_matmul_a_group" and one["device"]["kind"] == "cpu"
     assert {one["usable"] for one in data} == {"yes", "other versions", "?"}
 
 
@@ -128,32 +126,24 @@ def test_export_and_import(full, tmp_path):
     assert json.loads(run("export")) == json.loads(file.read_text()) == json.loads(run("export", "-"))
     other = tmp_path / "other"
     text = run("import", "--directory", other, "--dry-run", file)
-    assert "4 added, 0 updated, 0 unchanged" in text and "dry run" in text and not other.exists()
-    assert "4 added, 0 updated" in run("import", "--directory", other, file)
-    assert run("import", "--directory", other, "-", text=file.read_text()) == "-: 0 added, 0 updated, 4 unchanged\n"
-    assert TuningStore(other).export() == full.export()
+    assert "4 results taken" in text and "dry run" in text and not other.exists()
+    assert run("import", "--directory", other, file) == f"{file}: 4 results taken\n"
+    assert "-: 0 results taken, 4 not" in run("import", "--directory", other, "-", text=file.read_text())
+    assert json.loads(TuningStore(other).export()) == json.loads(full.export())
     assert "No result has all that is asked for" in words(run("export", "--config", "nope", tmp_path / "none.json", code=2))
     assert not (tmp_path / "none.json").exists()
-    part = json.loads(run("export", "--device", "gfx942"))
-    assert [one["device"]["target"] for one in part["documents"]] == ["gfx942"]
-    third = tmp_path / "third"
-    assert "3 added" in run("import", "--directory", third, full.path(device_kind(CPU)))
-    full.add(report(config_of(n=9), [row("double", 0, 5.0)], started="2026-02-01T00:00:00Z"))
-    elsewhere = TuningStore(tmp_path / "elsewhere")
-    elsewhere.add(report(config_of(n=9), [row("double", 2, 1.0)], started="2026-02-01T00:00:00Z"))
-    (tmp_path / "conflict.json").write_text(json.dumps(elsewhere.export()))
-    assert "0 added, 1 updated, 0 unchanged; for 1 the two named different best algorithms" in words(
-        run("import", tmp_path / "conflict.json")
-    )
+    (part,) = json.loads(run("export", "--device", "gfx942"))["results"].values()
+    assert [one["device"]["target"] for one in part] == ["gfx942"]
+    assert "3 results taken" in run("import", "--directory", tmp_path / "third", full.path(device_kind(CPU)))
 
 
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("{", "not.json: is not JSON (Expecting property name"),
+        ("{", "not.json: is no tuning store (Input data was truncated"),
         ("[" * 100_000, "not.json: "),
-        ("{}", "not.json: is no tuning store; wanted what `hipgroupgemm store export` wrote"),
-        ('{"format": "hipgroupgemm tuning store", "schema": 99}', "has schema 99, this version of hipgroupgemm knows 1"),
+        ("{}", "(Object missing required field `format`); wanted what `hipgroupgemm store export` wrote"),
+        ('{"format": "hipgroupgemm tuning store", "schema": 99, "results": {}}', "of schema 99, this version of hipgroupgemm knows"),
     ],
 )
 def test_files_that_cannot_be_imported(full, tmp_path, content, text):
@@ -195,7 +185,7 @@ def test_a_store_that_cannot_be_written(full, monkeypatch):
     def full_disk(*_, **__):
         raise OSError(28, "No space left on device")
 
-    data = json.dumps(full.export())
+    data = full.export().decode()
     monkeypatch.setattr(os, "replace", full_disk)
     assert "can't be written (No space left on device)" in words(run("prune", "--all", code=1))
     run("prune", "--other-versions", "--dry-run")
