@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 from collections.abc import Callable, Iterable
 
@@ -37,6 +38,14 @@ _lock = threading.RLock()
 _kinds: dict[str, tuple[str, ...]] = {name: kinds for name, (_, kinds) in _BUILTIN.items()}  # replaced, never changed: read without a lock
 _loaded: dict[str, Backend] = {}
 _changes = 0
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread that held it at the fork is not in the child
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def register_backend(backend: Backend, kinds: Iterable[str], *, first: bool = False) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hipgroupgemm.backends.base import Arguments, Executable
-from hipgroupgemm.backends.reference import numpy_view
+from hipgroupgemm.operands.views import numpy_view
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.base import Harness
 from hipgroupgemm.measure.layouts import layouts_of

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.backends.reference import numpy_view
+from hipgroupgemm.operands.views import numpy_view
 from hipgroupgemm.measure.base import Array, Harness, OperandSet
 from hipgroupgemm.measure.check import CheckCounts, Products, Sample
 from hipgroupgemm.measure.environment import blas_threads, busy_note, load_average

@@ -9,24 +9,30 @@ import numpy as np
 
 from hipgroupgemm.config import FLOAT_BYTES
 
-__all__ = ["ALIASES", "DTYPES", "compute_type_of", "dtype_of", "float_dtype", "result_dtype"]
+__all__ = ["DTYPES", "compute_type_of", "dtype_of", "float_dtype", "result_dtype"]
 
 _EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(getattr(ml_dtypes, name) if name in _EXTENDED else name) for name in FLOAT_BYTES}
 """NumPy dtypes of the supported floating types, by name."""
 
-ALIASES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
-"""Short names, which Python and the command line take beside NumPy's own ("half", "single", "double")."""
+
+_SHORT = {
+    **{"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"},
+    **{"fp64": "float64", "double": "float64"},
+}
+"""Other names that a type goes by, in Python and in the commands."""
 
 
 def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
-    """`value` as a NumPy dtype: a dtype, a scalar type, a name ("bfloat16", "bf16" and "half" included) or torch's dtype object.
+    """`value` as a NumPy dtype: a dtype, a scalar type, a name ("bfloat16" included) or torch's dtype object.
 
     Raises TypeError when it is none of these.
     """
-    if isinstance(value, str) and ALIASES.get(value, value) in DTYPES:
-        return DTYPES[ALIASES.get(value, value)]
+    if isinstance(value, str):
+        value = _SHORT.get(value, value)
+        if value in DTYPES:
+            return DTYPES[value]
     if type(value).__module__ == "torch":
         text = str(value).removeprefix("torch.")
         value = DTYPES.get(text, text)

@@ -37,14 +37,15 @@ class GroupFault:
         if self.kind == "group_offset":
             return f"group_offset: got {self.wanted}, wanted 0 to {self.left}; give the index of the first group to compute"
         where = f"group {self.group}" + (f" of batch entry {self.batch}" if self.batch else "")
-        if self.wanted < 0:
-            what = "has a negative size" if self.kind == "group_sizes" else "ends before the group ahead of it"
+        start = extent - self.left
+        if self.kind == "offs":
+            ends = f"ends at {start + self.wanted}, "
+            what = ends + (f"before row {start}, its start" if self.wanted < 0 else "past the ragged dimension")
+            rule = "end offsets must not decrease, nor exceed the ragged extent"
         else:
-            what = "runs past the ragged dimension"
-        return (
-            f"{self.kind}: {where} {what}: {self.wanted} rows wanted, {self.left} left of {extent}; "
-            "sizes must be at least 0 and sum to at most the ragged extent"
-        )
+            what = "has a negative size" if self.wanted < 0 else "runs past the ragged dimension"
+            rule = "sizes must be at least 0 and sum to at most the ragged extent"
+        return f"{self.kind}: {where} {what}: {self.wanted} rows wanted, {self.left} left of {extent}; {rule}"
 
     def throw(self, extent: int) -> NoReturn:
         """Raises this fault as a ValueError."""

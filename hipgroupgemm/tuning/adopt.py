@@ -1,28 +1,20 @@
-"""What comes of a tuning: the plan that asked for it runs the best, and the tuning store gets what later plans need to know."""
+"""What comes of a tuning for the plan that asked for it: the best algorithm is taken and stored."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import hashlib
-import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hipgroupgemm.store.files import warn_once
-from hipgroupgemm.store.identity import DeviceKind
-from hipgroupgemm.store.records import StoredResult
-from hipgroupgemm.store.store import default_store
 from hipgroupgemm.tuning.engine import tune
-from hipgroupgemm.tuning.report import TuningReport, TuningRow, best_row
+from hipgroupgemm.tuning.keep import keep
+from hipgroupgemm.tuning.report import TuningReport
 
 if TYPE_CHECKING:
     from hipgroupgemm.plan import GroupedMatmulPlan
 
-__all__ = ["NoRightCandidate", "keep", "stored_result", "tune_plan"]
+__all__ = ["NoRightCandidate", "tune_plan"]
 
 _SHOWN = 8
-_WRONG = ("wrong", "nondeterministic", "crashed", "timed out")
 
 
 class NoRightCandidate(RuntimeError):
@@ -65,75 +57,3 @@ def _apply_best(plan: GroupedMatmulPlan, report: TuningReport) -> None:
         more = f"; and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
         raise NoRightCandidate(f"no candidate is right on {plan.device}: {'; '.join(words[:_SHOWN])}{more}; see the error's report", report)
     plan._take(best.algorithm)
-
-
-# ---- the store -------------------------------------------------------------------------------------------------------------------
-
-
-def keep(report: TuningReport) -> bool:
-    """Stores a report's winners, and strikes what it found wrong. Whether the store holds something of it now.
-
-    An error, whatever it is, costs one warning: whoever tuned gets what was found all the same.
-    """
-    try:
-        store, result = default_store(), stored_result(report)
-        wrong = [row.algorithm for row in report.rows if row.verdict in _WRONG]
-        if wrong:
-            store.strike(report.config.key(), _device_kind(report), wrong, _versions(report))
-        return result is not None and store.add(result)
-    except Exception as error:
-        warn_once(("store", type(error)), "tuning store: what was tuned is not stored: %s: %s", type(error).__name__, error)
-        return False
-
-
-def stored_result(report: TuningReport) -> StoredResult | None:
-    """What the store keeps of a report: the winner, and each backend's best and best deterministic one; None where nothing is right."""
-    right = [row for row in report.rows if row.verdict == "ok"]
-
-    def best(backend: str | None, deterministic: bool) -> TuningRow | None:
-        return best_row(row for row in right if backend in (None, row.algorithm.backend) and row.algorithm.deterministic >= deterministic)
-
-    backends = dict.fromkeys(row.algorithm.backend for row in right)
-    choices = [best(backend, deterministic) for backend in (None, *backends) for deterministic in (False, True)]
-    winners = list(dict.fromkeys(row for row in choices if row is not None))
-    if not winners:
-        return None
-    others = sorted(winners[1:], key=lambda row: row.median_ms or 0.0)
-    tuned = datetime.datetime.fromisoformat(report.started.replace("Z", "+00:00"))  # Python 3.10 does not know Z
-    return StoredResult(
-        config=report.config.key(),
-        device=_device_kind(report),
-        device_name=report.identity["name"],
-        size_class=report.size_class,
-        origin=report.origin,
-        algorithms=tuple(row.algorithm for row in (winners[0], *others)),
-        versions=_versions(report),
-        tuned=tuned if tuned.tzinfo is not None else tuned.replace(tzinfo=datetime.timezone.utc),
-        sizes=_summary(report),
-        floor_ms=report.floor_ms,
-    )
-
-
-def _device_kind(report: TuningReport) -> DeviceKind:
-    return DeviceKind(report.identity["kind"], report.identity["target"], report.identity["compute_units"])
-
-
-def _versions(report: TuningReport) -> dict[str, dict[str, str]]:
-    """Of each backend that was tried, the versions that decide its algorithms."""
-    names, versions = report.identity["backends"], report.identity["versions"]
-    tried = dict.fromkeys(row.algorithm.backend for row in report.rows if row.verdict != "untimed")
-    return {backend: {name: str(versions[name]) for name in names.get(backend, ["hipgroupgemm"])} for backend in tried}
-
-
-def _summary(report: TuningReport) -> dict[str, Any]:
-    vectors = [vector for sample in report.size_samples for vector in (sample if sample and isinstance(sample[0], Sequence) else [sample])]
-    sizes, count = [size for vector in vectors for size in vector], max(1, len(vectors))
-    return {
-        "digest": hashlib.sha256(json.dumps(report.size_samples).encode()).hexdigest()[:16],
-        "samples": len(report.size_samples),
-        "groups": max(map(len, vectors), default=0),
-        "ragged_extent": report.ragged_extent,
-        "rows": round(sum(sizes) / count, 1),
-        "largest": max(sizes, default=0),
-        "empty": round(sizes.count(0) / count, 1),
-    }
