@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hipgroupgemm.backends import registry_version
+from hipgroupgemm.backends import selection
 from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.device_array import order_streams
@@ -58,13 +58,13 @@ class PreparedCall:
 
     Attributes:
         plan: what runs it; None where the operands do not collapse to a config. problem: in canonical form.
-        version: `registry_version` when the plan was chosen.
+        version: `selection.version` when the plan was chosen.
     """
 
     __slots__ = ("_call", "_last", "_like", "_out_reach", "_reaches", "_sizes", "plan", "problem", "version")
 
     def __init__(self, plan: Plan | None, problem: Problem, call: Call) -> None:
-        self.plan, self.problem, self.version = plan, problem, registry_version()
+        self.plan, self.problem, self.version = plan, problem, selection.version
         sizes = call.sizes
         self._sizes = (problem.sizes_shape, problem.sizes_strides, sizes.dtype, sizes.device, sizes.framework)
         self._like = ArrayView(0, (), (), call.lhs.dtype, call.lhs.device, call.lhs.framework)  # keeps no array alive
@@ -143,7 +143,7 @@ class CallCache:
     def get(self, key: Hashable) -> PreparedCall | None:
         """The call of that key, unless backends or stored results have changed since."""
         found = self._calls.get(key)
-        return None if found is None or found.version != registry_version() else found
+        return None if found is None or found.version != selection.version else found
 
     def put(self, key: Hashable, prepared: PreparedCall) -> None:
         """Keeps a call."""
@@ -365,7 +365,7 @@ class PlanCache:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.RLock()
-        self._version = registry_version()
+        self._version = selection.version
         self._plans: dict[Hashable, Plan] = {}
         _caches.add(self)
 
@@ -375,8 +375,8 @@ class PlanCache:
     def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
         """The plan of that key, made where there is none yet."""
         with self._lock:
-            if self._version != registry_version():  # each plan has to be made by the backends and stored results that are there now
-                self._version = registry_version()
+            if self._version != selection.version:  # each plan has to be made by the backends and stored results that are there now
+                self._version = selection.version
                 dropped = self._drop(list(self._plans))
             else:
                 dropped = []
@@ -389,7 +389,7 @@ class PlanCache:
         plan = make()
         plan.last_use = next(ticks)
         with self._lock:
-            if key in self._plans or version != registry_version():  # another thread was faster, or the choice may be another now
+            if key in self._plans or version != selection.version:  # another thread was faster, or the choice may be another now
                 again = True
             else:
                 again, self._plans[key] = False, plan

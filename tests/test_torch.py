@@ -368,11 +368,11 @@ def test_transformations_are_refused_by_name(warm):
         with pytest.raises(NotImplementedError, match="lhs: carries a forward-mode tangent"):
             layer(dual, rhs)
         assert torch.equal(layer(lhs, rhs), layer(lhs, rhs))  # no tangent, nothing lost
-    with pytest.raises(NotImplementedError, match=r"rhs: .*torch\.func"):
+    with pytest.raises(NotImplementedError, match=r"(lhs|rhs): is inside a torch\.func"):
         torch.func.vmap(lambda w: layer(lhs, w))(torch.randn(3, 2, 4, 6))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore")  # torch warns of its own: of tracing constants, of nested tensors
 def test_tracing_is_refused_by_name():
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -380,7 +380,7 @@ def test_tracing_is_refused_by_name():
     layer(lhs, rhs)
     for mode in ("real", "fake", "symbolic"):
         with pytest.raises(NotImplementedError, match=r"(lhs|rhs|group_sizes): is (being traced|a FakeTensor)"):
-            make_fx(lambda x, w: layer(x, w), tracing_mode=mode)(lhs, rhs)
+            make_fx(layer, tracing_mode=mode)(lhs, rhs)
     with pytest.raises(NotImplementedError, match=r"being traced by torch\.jit\.trace"):
         torch.jit.trace(layer, (lhs, rhs))
     nested = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)])

@@ -250,11 +250,11 @@ def _torch_view(obj: Any, name: str, stream: int | None) -> ArrayView:
         raise TypeError(f"{name}: got a tensor of layout {obj.layout}, wanted torch.strided; pass its .to_dense()")
     if obj.is_neg() or obj.is_conj():
         raise TypeError(f"{name}: the tensor has a pending negation or conjugation; pass its .resolve_neg().resolve_conj()")
+    _refuse_transformed(obj, name)
     if obj.requires_grad and torch.is_grad_enabled():
         raise NotImplementedError(
             f"{name}: requires grad, but no gradient is recorded through this call; pass {name}.detach() or use torch.no_grad()"
         )
-    _refuse_transformed(obj, name)
     kind = obj.device.type
     if kind == "cpu":
         device = CPU

@@ -81,11 +81,11 @@ def scan(sizes: np.ndarray[Any, Any], extent: int, *, ends: bool = False) -> Gro
         bad = negative | (limited < starts) | _exceeds(rows, extent)
     else:
         limited = _limit(rows, extent + 1)
-        total = np.cumsum(limited, axis=1, dtype=np.int64)
+        total = np.add.accumulate(limited, axis=1, dtype=np.int64)
         starts, stops = np.minimum(total - limited, extent), np.minimum(total, extent)
         bad = negative | (limited > extent - starts)
     fault = None
-    if bad.any():
+    if np.logical_or.reduce(bad, axis=None):
         batch, group = (int(i) for i in np.argwhere(bad)[0])
         start, value = int(starts[batch, group]), int(rows[batch, group])
         wanted = value - start if ends else value
@@ -97,7 +97,7 @@ def _limit(values: np.ndarray[Any, Any], largest: int) -> np.ndarray[Any, np.dty
     if values.dtype.kind == "u":
         unsigned: np.ndarray[Any, np.dtype[np.int64]] = np.minimum(values.astype(np.uint64), np.uint64(largest)).astype(np.int64)
         return unsigned
-    signed: np.ndarray[Any, np.dtype[np.int64]] = np.clip(values.astype(np.int64), 0, largest)
+    signed: np.ndarray[Any, np.dtype[np.int64]] = np.minimum(np.maximum(values.astype(np.int64), 0), largest)
     return signed
 
 
