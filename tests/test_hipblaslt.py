@@ -271,7 +271,7 @@ def test_a_stored_algorithm_is_found_again(rng):
 
     from hipgroupgemm.backends.base import AlgorithmLimits
     from hipgroupgemm.store.identity import identity
-    from hipgroupgemm.store.store import default_store
+    from hipgroupgemm.tuning.keep import keep
 
     device, backend = hgg.Device("rocm", 0), hgg.backends.get_backend("hipblaslt")
     problem = make_problem(rng, Mode.NON_CONTRACTING, 45, 40, 32, [20, 0, 17], "float16", library=HIP)
@@ -286,7 +286,7 @@ def test_a_stored_algorithm_is_found_again(rng):
     assert about["versions"]["hipblaslt"][0].isdigit() and about["backends"]["hipblaslt"] == ["hipgroupgemm", "hipblaslt"]
     assert about["target"].startswith("gfx") and about["compute_units"] > 0
     best = dataclasses.replace(row("hipblaslt", 0, 0.5), algorithm=every[-1])
-    assert default_store().add(dataclasses.replace(report(config, [best]), identity=about))
+    assert keep(dataclasses.replace(report(config, [best]), identity=about))
     with hgg.GroupedMatmulPlan(config, device=DEVICE) as plan:
         assert plan.algorithm == every[-1] and "from the tuning store" in plan.explain()
     problem.check()

@@ -21,12 +21,13 @@ import hipgroupgemm
 from hipgroupgemm.measure.text import STDOUT, number_text
 from hipgroupgemm.measure.environment import blas_name, commit_of, cpu_model, load_average
 from hipgroupgemm.processes import Worker, WorkerDied, WorkerTimedOut, available_cores
-from hipgroupgemm.store.store import TuningStore
+from hipgroupgemm.store.store import default_store
 from hipgroupgemm.sweep.jobs import RequestError, SweepJob, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.plots import sweep_panels
 from hipgroupgemm.sweep.report import console_for, print_sweep, say, sweep_lines, verdicts_of, warnings_of, write_csv, write_plots
 from hipgroupgemm.sweep.results import BAD, DONE, Header, Record, SweepFile, check_free, kind_of
 from hipgroupgemm.sweep.workers import Outcome
+from hipgroupgemm.tuning.keep import keep
 
 __all__ = ["Outputs", "resume", "run_sweep"]
 
@@ -245,7 +246,7 @@ class _Run:
             record.report = report.to_dict()
             best = None if report.best is None else report.best.algorithm.key
             record.best = next((row for row in record.rows if (row.backend, row.index, row.name) == best), None)
-            record.stored = self.outputs.store and bool(TuningStore().add(report))
+            record.stored = self.outputs.store and keep(report)
             self.stored += record.stored
         self.results[job, device.kind] = record
         if self.file is not None:
@@ -266,7 +267,7 @@ class _Run:
         if path is not None:
             say(f"wrote {path}", console=console)
         if self.stored:
-            say(f"Jobs whose results went to the tuning store: {self.stored}, in {TuningStore().directory}", console=console)
+            say(f"Jobs whose results went to the tuning store: {self.stored}, in {default_store().directory}", console=console)
         bad = sum(row.verdict in BAD for record in records for row in record.rows)
         failed = sum(record.status == "failed" for record in records)
         if bad or failed:

@@ -11,7 +11,7 @@ from store_reports import report as store_report
 
 from hipgroupgemm.cli import cli
 from hipgroupgemm.cli.doctor import BackendState, Finding, Machine, Report, examine, gfx_name, print_report
-from hipgroupgemm.store.store import TuningStore
+from hipgroupgemm.tuning.keep import keep
 
 
 class FakeFunction:
@@ -242,7 +242,7 @@ def test_doctor_imports_no_framework() -> None:
     import sys
 
     code = (
-        "import sys, hipgroupgemm.doctor as d; d.examine()\n"
+        "import sys, hipgroupgemm.cli.doctor as d; d.examine()\n"
         "sys.exit(', '.join({'cupy', 'torch', 'jax', 'triton', 'hip', 'matplotlib'} & set(sys.modules)) or 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -293,7 +293,7 @@ def test_the_tuning_store_is_told_of(tmp_path, tuning_store, monkeypatch: pytest
 
     assert told() == f"{tuning_store}: no results" and not tuning_store.exists()
     for count, words in enumerate(("1 result", "2 results"), 1):
-        assert TuningStore().add(store_report(config_of(n=count), [row("reference", 0, 1.0)]))
+        assert keep(store_report(config_of(n=count), [row("reference", 0, 1.0)]))
         assert told() == f"{tuning_store}: {words}"
     for value in ("off", "0"):
         monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", value)
