@@ -83,7 +83,7 @@ class Session:
         self._faults: list[tuple[MatmulAlgorithm, str]] = []
         self.closing: MatmulAlgorithm | None = None
         """Whose executable is being closed."""
-        self._verifier: Verifier | None = None
+        self._opened: Verifier | None = None
         note("operands")
         try:
             self._bench: Harness = harness_for(task.device)
@@ -92,7 +92,7 @@ class Session:
         try:
             self.ceilings = self._measured() if task.ceilings else None
             with _no_memory(task.device):
-                self._verifier = Verifier(self._bench, task.config, task.sets, seed=task.seed, note=note)
+                self._verifier = self._opened = Verifier(self._bench, task.config, task.sets, seed=task.seed, note=note)
             self._most_workspace = self._bench.free_bytes() // _WORKSPACE_SHARE
         except Exception as error:
             self.close()
@@ -200,7 +200,7 @@ class Session:
             self.forget(algorithm)
         self._note("close")
         with contextlib.suppress(Exception):
-            if self._verifier is not None:
-                self._verifier.close()
+            if self._opened is not None:
+                self._opened.close()
         with contextlib.suppress(Exception):
             self._bench.close()
