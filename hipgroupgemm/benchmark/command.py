@@ -152,9 +152,17 @@ def measure(request: Request, log: Callable[[str], None] | None = None) -> Resul
                 roofline = result.roofline = harness.roofline(dtype)
                 context["ceilings"] = None if roofline is None else dataclasses.asdict(roofline)
                 context["time_limit_s"] = limit
-                named = {"backends": request.backends, "baselines": request.baselines}
-                settings = {"seed": request.seed, "repetitions": request.repetitions, "time_limit": limit}
-                for job, rows in zip(jobs, Runner(harness, dtype, roofline, **named, **settings).run(jobs), strict=True):
+                runner = Runner(
+                    harness,
+                    dtype,
+                    roofline,
+                    backends=request.backends,
+                    baselines=request.baselines,
+                    seed=request.seed,
+                    repetitions=request.repetitions,
+                    time_limit=limit,
+                )
+                for job, rows in zip(jobs, runner.run(jobs), strict=True):
                     result.rows += rows
                     result.jobs.append(job)
                     advance(rows)

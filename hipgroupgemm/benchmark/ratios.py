@@ -116,13 +116,13 @@ def _ratio(
         pair = (other, reference)
         for candidate in pair:  # warm-up and check
             candidate.rounds = 40
-            candidate.take(lambda v=verifier, one=candidate: v.check(0, lambda: one))
+            candidate.take(functools.partial(verifier.check, 0, candidate.itself))
             if candidate.row.status != "ok":
                 faults.append(f"{name}: {kind.name}: {candidate.row.backend}: {candidate.row.detail}")
                 candidate.row.status = "ok"
 
         def once(candidate: Candidate, turn: int, verifier: Verifier = verifier) -> float | None:
-            return verifier.time(0, turn, lambda: candidate).ms
+            return verifier.time(0, turn, candidate.itself).ms
 
         time_rounds(pair, once, rounds=(3, 40), seconds=seconds / len(CLASSES), seed=seed)
         verifier.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -107,6 +108,10 @@ class Candidate(Executable, Timed):
     def racing(self) -> bool:
         """Whether it is right so far and has rounds left."""
         return self.row.status == "ok" and len(self.times) < self.rounds
+
+    def itself(self) -> Executable:
+        """What a `Verifier` is given to prepare it."""
+        return self
 
     def execute(self, arguments: Arguments) -> None:
         """Runs it; the first time its memory is looked at."""
@@ -226,7 +231,7 @@ class Runner:
         try:
             for candidate in candidates:
                 if candidate.row.status == "ok":
-                    candidate.take(lambda one=candidate: verifier.check(0, lambda: one))
+                    candidate.take(functools.partial(verifier.check, 0, candidate.itself))
             self.time(candidates, verifier, seed)
         finally:
             for candidate in candidates:
@@ -287,11 +292,11 @@ class Runner:
 
             def last(took: float) -> bool:
                 if self.repetitions is None:
-                    spent = max(time.perf_counter() - started, took / 1e3, 1e-6)
-                    candidate.rounds = min(candidate.rounds, max(int(self._budget // spent), least))
+                    spent = max(1e3 * (time.perf_counter() - started), took, 1e-3)
+                    candidate.rounds = min(candidate.rounds, max(int(1e3 * self._budget // spent), least))
                 return len(candidate.times) + 1 >= candidate.rounds
 
-            outcome = candidate.take(lambda: verifier.time(0, turn, lambda: candidate, checked=last))
+            outcome = candidate.take(lambda: verifier.time(0, turn, candidate.itself, checked=last))
             return outcome.ms if candidate.row.status == "ok" else None
 
         most = self.repetitions or _ROUNDS[1]

@@ -183,7 +183,9 @@ class Harness(abc.ABC):
         needed, free = inputs * count + layouts["out"].nbytes + table, self.free_bytes()
         if needed > free:
             raise MemoryError(f"the operands take {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on {self.device}")
-        rng, made, sets = np.random.default_rng(seed), [], []
+        rng = np.random.default_rng(seed)
+        made: list[Memory] = []
+        sets: list[OperandSet] = []
         try:
             for _ in range(count):
                 memory: dict[str, Memory] = {}
@@ -240,7 +242,8 @@ class Harness(abc.ABC):
 
     def contents(self, view: ArrayView) -> Array:
         """A copy on the host of what lies in a view of `sizes`. Waits."""
-        return self._read(view.pointer, view.reach).view(view.dtype).reshape(view.shape)
+        held: Array = self._read(view.pointer, view.reach).view(view.dtype).reshape(view.shape)
+        return held
 
     def arguments(
         self,
@@ -279,7 +282,8 @@ class Harness(abc.ABC):
     def values(self, operands: OperandSet, name: str = "out") -> Array:
         """A packed copy of an operand's elements on the host, (group, batch, row, column). Waits."""
         layout = operands.layouts[name]
-        return layout.elements(self._read(operands.pointers[name], layout.reach)).copy("C")
+        packed: Array = layout.elements(self._read(operands.pointers[name], layout.reach)).copy("C")
+        return packed
 
     # ---- results -----------------------------------------------------------------------------------------------------------
 

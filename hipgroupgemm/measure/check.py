@@ -118,9 +118,10 @@ def products_of(
         k_end = k_first
     accumulation, tolerance = _tolerances(config, (k_end - k_first).reshape(-1), alpha, beta)
     batch, group = np.meshgrid(np.arange(batches), np.arange(groups), indexing="ij")
-    flat = [part.reshape(-1).astype(np.int64) for part in (batch, group, row_first, row_end, k_first, k_end)]
+    flat: list[Any] = [part.reshape(-1).astype(np.int64) for part in (batch, group, row_first, row_end, k_first, k_end)]
     scaled = tolerance_for(config.type_d, 2, config.compute_type.replace("tf32", "float32"))
-    return Products(config, alpha, beta, *flat, np.ascontiguousarray(covered, np.int64), accumulation, tolerance, scaled)
+    rest: tuple[Any, ...] = (np.ascontiguousarray(covered, np.int64), accumulation, tolerance, scaled)
+    return Products(config, alpha, beta, *flat, *rest)
 
 
 def _bounds(config: GroupedGemmConfig, sizes: Any, group_offset: int) -> tuple[Integers, Integers]:

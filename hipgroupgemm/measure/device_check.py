@@ -148,7 +148,7 @@ class DeviceCheck:
         compare_grid = blocks_for(units, self._most)
         addresses, counts = self._scratch([tiles, sample.rows, sample.columns, products.covered], max(inspect_grid, compare_grid))
         arguments = np.zeros((), CHECK_ARGUMENTS)
-        values = {name: tensor_of(one, pointers[name]) for name, one in layouts.items()}
+        values: dict[str, Any] = {name: tensor_of(one, pointers[name]) for name, one in layouts.items()}
         values |= {"groups": groups, "batches": batches, "rows": m, "columns": n, "findings": counts}
         values |= dict(zip(("tiles", "row_list", "column_list", "covered"), addresses, strict=True))
         values |= {"tile_count": tiles.size, "column_count": sample.columns.size, "alpha": products.alpha, "beta": products.beta}

@@ -174,9 +174,10 @@ class DeviceHarness(Harness):
         call()
         self.synchronize()
         default_allocator(self.runtime).trim(self._index)
-        for name, empty in (("cupy", lambda m: m.get_default_memory_pool().free_all_blocks()), ("torch", lambda m: m.cuda.empty_cache())):
-            if name in sys.modules:
-                empty(sys.modules[name])
+        if "cupy" in sys.modules:
+            sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
+        if "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()
         before = self.runtime.memory_info(self._index)[0]
         call()
         self.synchronize()

@@ -62,7 +62,7 @@ class HostHarness(Harness):
         return _HostMemory(nbytes)
 
     def _read(self, address: int, nbytes: int) -> Array:
-        return numpy_view(address, (nbytes,), (1,), np.dtype(np.uint8)).copy()
+        return np.array(_bytes(address, nbytes))
 
     def _write(self, address: int, values: Array) -> None:
         ctypes.memmove(address, values.ctypes.data, values.nbytes)
@@ -82,7 +82,7 @@ class HostHarness(Harness):
         self._elements(layout, address)[...] = np.resize(numbers, layout.shape)
 
     def _digest(self, memory: Any) -> int:
-        return digest_of(numpy_view(memory.ptr, (memory.nbytes,), (1,), np.dtype(np.uint8)))
+        return digest_of(_bytes(memory.ptr, memory.nbytes))
 
     def _differing(self, layout: Layout, address: int, other: int) -> int:
         return differing(self._elements(layout, address), self._elements(layout, other))
@@ -91,8 +91,7 @@ class HostHarness(Harness):
         parts = {name: self._elements(layout, operands.pointers[name]) for name, layout in operands.layouts.items()}
         seen = check_arrays(products, sample, parts, tail, fill)
         memory = operands.memory["out"]
-        buffer = numpy_view(memory.ptr, (memory.nbytes,), (1,), np.dtype(np.uint8))
-        seen.touched = touched_bytes(buffer, operands.layouts["out"], fill)
+        seen.touched = touched_bytes(_bytes(memory.ptr, memory.nbytes), operands.layouts["out"], fill)
         return seen
 
     def time(self, call: Callable[[], object]) -> float:
@@ -154,6 +153,10 @@ class HostHarness(Harness):
         """Forgets the arrays, and gives BLAS its threads back."""
         super().close()
         self._settings.close()
+
+
+def _bytes(address: int, nbytes: int) -> Array:
+    return numpy_view(address, (nbytes,), (1,), np.dtype(np.uint8))
 
 
 def _cache_bytes() -> int:

@@ -70,7 +70,8 @@ class Layout:
         """The elements in a buffer of bytes, the first of them `offset` bytes into it, as (group, batch, row, column)."""
         if not self.size:
             return np.empty(self.shape, self.dtype)
-        return np.ndarray(self.shape, self.dtype, buffer.data, offset, self.byte_strides)
+        found: np.ndarray[Any, Any] = np.ndarray(self.shape, self.dtype, buffer.data, offset, self.byte_strides)
+        return found
 
 
 def layouts_of(config: GroupedGemmConfig) -> dict[str, Layout]:

@@ -79,7 +79,7 @@ class Verifier:
         self.operands: list[OperandSet] = []
         self._made_for: tuple[GroupedGemmConfig, bool] | None = None
         self._index: int | None = None  # of the set that the operands are ready for
-        self._timing = False
+        self._current: SizeSet = sets[0]
         self._spoiled: SpoiledGroup | None = None
         self._touched = False  # a candidate has changed inputs
         self._make(config, False)

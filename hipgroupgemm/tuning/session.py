@@ -69,7 +69,7 @@ class Session:
         SessionError: there is no harness, or not the memory for the operands.
     """
 
-    def __init__(self, task: Task, backends: dict[str, Backend], note: Callable[..., object] = lambda *_: None) -> None:
+    def __init__(self, task: Task, backends: dict[str, Backend], note: Callable[..., None] = lambda *_: None) -> None:
         self.task, self._backends, self._note = task, backends, note
         self._prepared: collections.OrderedDict[tuple[str, int, str], tuple[Executable, MatmulAlgorithm]] = collections.OrderedDict()
         self._faults: list[tuple[MatmulAlgorithm, str]] = []
