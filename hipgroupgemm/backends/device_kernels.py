@@ -45,7 +45,7 @@ class DeviceKernels:
         self._runtime = runtime
         self._fill, self._finish = (module.get_function(name) for name in ("hgg_fill", "hgg_finish"))
         self._parameters = KernelParameters([Blob(SIZE)])
-        self._finish_grid = 2 * runtime.multiprocessor_count(device)
+        self._finish_grid = 2 * runtime.device_info(device).multiprocessors
 
     def fill(self, arguments: bytearray, places: int, stream: int) -> None:
         """Launches hgg_fill over `places` groups and surplus records."""

@@ -5,54 +5,54 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from hipgroupgemm.backends.triton.hopper_common import (
+from hipgroupgemm.backends.triton.kernels.hopper_common import (
     FIELDS,
     NUMBERS,
     copy_in,
-    copy_out,
     hear,
     make_ring,
-    place,
     read_bounds,
     reinterpret,
     scan_groups,
     skip_steps,
+    store_tile,
+    swizzled,
     tell,
     wait_for_scan,
 )
 
 
 @gluon.jit
-def read_slab(slab, starts, ends, end_table, groups, scans, active, GROUPS: gl.constexpr):
-    """(group, batch, begin, end) of a slab; nothing to read where alpha is 0."""
-    g = slab % groups
-    b = slab // groups
+def read_problem(problem, group_starts, group_ends, end_table, groups, scans, active, GROUPS: gl.constexpr):
+    """(group, batch, begin, end) of a problem; nothing to read where alpha is 0."""
+    g = problem % groups
+    b = problem // groups
     if GROUPS > 0:
         begin, end = read_bounds(end_table, g)
     else:
         at = b * (scans > 1).to(gl.int32) * groups + g
-        begin, end = gl.load(starts + at).to(gl.int32), gl.load(ends + at).to(gl.int32)
+        begin, end = gl.load(group_starts + at).to(gl.int32), gl.load(group_ends + at).to(gl.int32)
     return g, b, begin, gl.where(active != 0, end, begin)
 
 
 @gluon.jit
-def copies(
-    lhs, rhs, starts, ends, end_table, rows, columns, groups, batches, scans, window, active, a_ring, b_ring, notes, full, empty,
+def producer(
+    lhs, rhs, group_starts, group_ends, end_table, M, N, groups, batches, scans, swizzle, active, a_ring, b_ring, notes, full, empty,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, GROUPS: gl.constexpr,
     PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp."""
+    """The warp that copies."""
     wait_for_scan(PROGRAMMATIC)
     CM: gl.constexpr = BM // CONSUMERS
-    row_tiles = gl.cdiv(rows, BM)
-    column_tiles = gl.cdiv(columns, BN)
+    row_tiles = gl.cdiv(M, BM)
+    column_tiles = gl.cdiv(N, BN)
     per = row_tiles * column_tiles
     step = 0
     for t in range(gl.program_id(0), groups * batches * per, gl.num_programs(0)):
-        tm, tn = place(t % per, row_tiles, window, column_tiles)
-        g, b, begin, end = read_slab(t // per, starts, ends, end_table, groups, scans, active, GROUPS)
+        tm, tn = swizzled(t % per, row_tiles, swizzle, column_tiles)
+        g, b, begin, end = read_problem(t // per, group_starts, group_ends, end_table, groups, scans, active, GROUPS)
         # an empty group has one step, of nothing
         for k in range(begin, gl.maximum(end, begin + 1), BK):
             stage = step % STAGES
@@ -71,37 +71,8 @@ def copies(
 
 
 @gluon.jit
-def store_slab(
-    out, acc, buffers, WHICH: gl.constexpr, g, b, row, column,
-    CM: gl.constexpr, BN: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr,
-):  # fmt: skip
-    """Hands CM rows of a tile to the copy engine, in one piece or in two halves.
-
-    A buffer is written again when the copy has read it: with two buffers the copy before the last one.
-    """
-    if SUBTILES == 1:
-        buffer = buffers.index(WHICH * BUFFERS)
-        tma.store_wait(0)
-        buffer.reshape([CM, BN]).store(acc.to(buffer.dtype))
-        fence_async_shared()
-        copy_out(out, [g, b, row, column], buffer)
-    else:
-        left, right = acc.reshape([CM, 2, BN // 2]).permute((0, 2, 1)).split()
-        buffer = buffers.index(WHICH * BUFFERS)
-        tma.store_wait(BUFFERS - 1)
-        buffer.reshape([CM, BN // 2]).store(left.to(buffer.dtype))
-        fence_async_shared()
-        copy_out(out, [g, b, row, column], buffer)
-        second = buffers.index(WHICH * BUFFERS + BUFFERS - 1)
-        tma.store_wait(BUFFERS - 1)
-        second.reshape([CM, BN // 2]).store(right.to(second.dtype))
-        fence_async_shared()
-        copy_out(out, [g, b, row, column + BN // 2], second)
-
-
-@gluon.jit
 def store_directly(
-    pointer, acc, row, column, rows, columns, row_step, CM: gl.constexpr, BN: gl.constexpr, STREAMING: gl.constexpr,
+    pointer, acc, row, column, M, N, row_step, CM: gl.constexpr, BN: gl.constexpr, STREAMING: gl.constexpr,
 ):  # fmt: skip
     """Writes CM rows of a tile from registers, each row's columns in one piece, as wide as a warp can."""
     across: gl.constexpr = BN // 8 if BN < 256 else 32
@@ -110,7 +81,7 @@ def store_directly(
     r = row + gl.arange(0, CM, layout=gl.SliceLayout(1, wide))
     n = column + gl.arange(0, BN, layout=gl.SliceLayout(0, wide))
     at = gl.expand_dims(r, 1).to(gl.int64) * row_step + gl.expand_dims(n, 0)
-    inside = gl.expand_dims(r < rows, 1) & gl.expand_dims(n < columns, 0)
+    inside = gl.expand_dims(r < M, 1) & gl.expand_dims(n < N, 0)
     # what is known of the arguments (rows and row lengths are multiples of 16 bytes) does not come through to a consumer by itself
     vector: gl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
     at_once = gl.max_contiguous(gl.multiple_of(pointer + at, [1, 16]), [1, vector])
@@ -122,15 +93,15 @@ def store_directly(
 
 
 @gluon.jit
-def products(
-    out, out_pointer, out_g, out_b, out_m, rows, columns, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+def consumer(
+    out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
     WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     MMA_N: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
     """Consumer number WHICH."""
     CM: gl.constexpr = BM // CONSUMERS
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MMA_N, 16])
-    tiles = groups * batches * gl.cdiv(rows, BM) * gl.cdiv(columns, BN)
+    tiles = groups * batches * gl.cdiv(M, BM) * gl.cdiv(N, BN)
     step = 0
     acc = gl.zeros([CM, BN], gl.float32, layout)
     for _ in range(gl.program_id(0), tiles, gl.num_programs(0)):
@@ -138,7 +109,7 @@ def products(
         steps, first, column, _ = hear(notes, 2 * (step % STAGES))
         g, b, _, _ = hear(notes, 2 * (step % STAGES) + 1)
         row = first + WHICH * CM
-        if rows > row:
+        if row < M:
             for i in range(0, steps):
                 stage = step % STAGES
                 mbarrier.wait(full.index(stage), (step // STAGES) & 1)
@@ -154,10 +125,10 @@ def products(
             if alpha != 1.0:
                 acc = acc * alpha
             if SUBTILES == 0:
-                slab = out_pointer + g.to(gl.int64) * out_g + b.to(gl.int64) * out_b
-                store_directly(slab, acc, row, column, rows, columns, out_m, CM, BN, BUFFERS > 1)
+                matrix = out_pointer + g.to(gl.int64) * out_g + b.to(gl.int64) * out_b
+                store_directly(matrix, acc, row, column, M, N, out_m, CM, BN, BUFFERS > 1)
             else:
-                store_slab(out, acc, buffers, WHICH, g, b, row, column, CM, BN, SUBTILES, BUFFERS)
+                store_tile(out, acc, buffers, WHICH, (g, b, row), column, CM, BN, SUBTILES, BUFFERS)
         else:
             skip_steps(steps, step, full, empty, STAGES)
             step += steps
@@ -166,8 +137,8 @@ def products(
 
 @gluon.jit
 def contracting(
-    lhs, rhs, out, out_pointer, out_g, out_b, out_m, starts, ends, sizes, sizes_step, fault, extent, rows, columns, groups, batches, scans,
-    window, active, wide, offsets, alpha,
+    lhs, rhs, out, out_pointer, out_g, out_b, out_m, group_starts, group_ends, sizes, sizes_step, fault, K, M, N, groups, batches, scans,
+    swizzle, active, sizes_are_wide, sizes_are_ends, alpha,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, MMA_N: gl.constexpr,
     SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, GROUPS: gl.constexpr,
     PROGRAMMATIC: gl.constexpr,
@@ -177,10 +148,10 @@ def contracting(
     Args:
         lhs: (batch, j, i, m), boxes (1, 1, BK, BM / CONSUMERS). rhs: (batch, j, i, n), boxes (1, 1, BK, BN). out: (g, batch, m, n),
             boxes (1, 1, BM / CONSUMERS, BN / SUBTILES). out_pointer, out_g, out_b, out_m: the same with its strides (elements).
-        starts, ends: what the scan in front of this has found, without GROUPS.
-        sizes, sizes_step, wide, offsets, fault, extent: for `scan_groups`, with GROUPS.
+        group_starts, group_ends: what the scan in front of this has found, without GROUPS.
+        sizes, sizes_step, sizes_are_wide, sizes_are_ends, fault, K: for `scan_groups`, with GROUPS.
         SUBTILES: 0 stores from registers, past the caches with BUFFERS 2; 1 or 2 are pieces for the copy engine.
-        REGISTERS, SPARE: a thread of a consumer and of the copying warp.
+        REGISTERS, SPARE: a thread of a consumer and of the producer.
         GROUPS: that the block has room to scan, a power of two from 128, or 0: they were scanned before.
     """
     a_ring = gl.allocate_shared_memory(lhs.dtype, [STAGES * CONSUMERS] + lhs.block_type.shape, lhs.layout)
@@ -194,54 +165,54 @@ def contracting(
     tile_table = gl.allocate_shared_memory(gl.int32, [ROOM, 1], NUMBERS)
     if GROUPS > 0:
         scan_groups(
-            sizes, sizes_step, wide, offsets, groups, extent, fault,
+            sizes, sizes_step, sizes_are_wide, sizes_are_ends, groups, K, fault,
             reinterpret(end_table, gl.int32, [GROUPS], NUMBERS), reinterpret(tile_table, gl.int32, [GROUPS], NUMBERS), GROUPS, BM,
         )  # fmt: skip
     # the tuples stand in place: constexpr values would not survive an assignment
     if CONSUMERS == 1:
         gl.warp_specialize([
-            (products, (
-                out, out_pointer, out_g, out_b, out_m, rows, columns, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+            (consumer, (
+                out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
                 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
             )),
-            (copies, (
-                lhs, rhs, starts, ends, end_table, rows, columns, groups, batches, scans, window, active,
+            (producer, (
+                lhs, rhs, group_starts, group_ends, end_table, M, N, groups, batches, scans, swizzle, active,
                 a_ring, b_ring, notes, full, empty,
                 BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC,
             )),
         ], [1], [SPARE])  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize([
-            (products, (
-                out, out_pointer, out_g, out_b, out_m, rows, columns, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+            (consumer, (
+                out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
                 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
             )),
-            (products, (
-                out, out_pointer, out_g, out_b, out_m, rows, columns, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+            (consumer, (
+                out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
                 1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
             )),
-            (copies, (
-                lhs, rhs, starts, ends, end_table, rows, columns, groups, batches, scans, window, active,
+            (producer, (
+                lhs, rhs, group_starts, group_ends, end_table, M, N, groups, batches, scans, swizzle, active,
                 a_ring, b_ring, notes, full, empty,
                 BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC,
             )),
         ], [4, 1], [REGISTERS, SPARE])  # fmt: skip
     else:
         gl.warp_specialize([
-            (products, (
-                out, out_pointer, out_g, out_b, out_m, rows, columns, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+            (consumer, (
+                out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
                 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
             )),
-            (products, (
-                out, out_pointer, out_g, out_b, out_m, rows, columns, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+            (consumer, (
+                out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
                 1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
             )),
-            (products, (
-                out, out_pointer, out_g, out_b, out_m, rows, columns, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+            (consumer, (
+                out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
                 2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
             )),
-            (copies, (
-                lhs, rhs, starts, ends, end_table, rows, columns, groups, batches, scans, window, active,
+            (producer, (
+                lhs, rhs, group_starts, group_ends, end_table, M, N, groups, batches, scans, swizzle, active,
                 a_ring, b_ring, notes, full, empty,
                 BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC,
             )),

@@ -73,7 +73,12 @@ def describe(spec: compiler.KernelSpec) -> compiler.CompiledKernel:
     if spec not in _specs:
         _specs.append(spec)
     code = str(_specs.index(spec)).encode()
-    return compiler._describe(spec, {"boxes": [], "name": spec.function, "shared": 0, "threads": 128}, code)
+    names = [name for name in _function_of(spec).arg_names if dict(spec.signature)[name] != "constexpr"]
+    return compiler._describe(spec, {"boxes": [], "name": spec.function, "shared": 0, "threads": 128, "parameters": names}, code)
+
+
+def _function_of(spec: compiler.KernelSpec) -> Any:
+    return getattr(importlib.import_module(f"hipgroupgemm.backends.triton.kernels.{spec.module}"), spec.function)
 
 
 class Launch(PreparedLaunch):
@@ -113,7 +118,7 @@ class HostRuntime(Runtime):
         return 1
 
     def _read_info(self, device: int) -> DeviceInfo:
-        return DeviceInfo(device, "Triton's interpreter", "sm_80", "", 3, 32, 1024, 48 << 10, 160 << 10, 0, 1 << 30, False)
+        return DeviceInfo(device, "Triton's interpreter", "sm_80", "", 3, 32, 1024, 48 << 10, 160 << 10, 0, 1 << 30)
 
     def current_device(self) -> int:
         return 0
@@ -143,13 +148,6 @@ class HostRuntime(Runtime):
     def free_plain(self, ptr: int, device: int) -> None:
         if ptr:
             del self.blocks[ptr]
-
-    def malloc(self, nbytes: int, device: int, stream: int = 0) -> int:
-        assert stream not in self.recording, "recorded into the graph"
-        return self.malloc_plain(nbytes, device)
-
-    def free(self, ptr: int, device: int, stream: int = 0) -> None:
-        self.free_plain(ptr, device)
 
     host_malloc, host_free = malloc_plain, free_plain
 
@@ -236,9 +234,6 @@ class HostRuntime(Runtime):
     def _load(self, code: bytes, device: int) -> int:
         return int(code) + 10  # a handle is not 0
 
-    def _unload_module(self, handle: int, device: int) -> None:
-        """Nothing was loaded."""
-
     def _get_function(self, module: Any, name: str) -> object:
         return module.handle
 
@@ -270,7 +265,7 @@ class HostRuntime(Runtime):
             assert status == 0, f"the scan's launch was refused: {status}"
             return
         spec = _specs[module]
-        function = getattr(importlib.import_module(f"hipgroupgemm.backends.triton.{spec.module}"), spec.function)
+        function = _function_of(spec)
         values: dict[str, Any] = dict(spec.constants)
         kernel = describe(spec)
         for name, kind, offset in zip(kernel.names, kernel.kinds, offsets, strict=True):

@@ -270,7 +270,7 @@ def test_float32_out_and_mixed_types(mode, library, rng):
 
 @RAGGED
 def test_tf32_is_coarser_than_float32(mode, library, rng):
-    if library.kind == "rocm" or not library.runtime.architecture(0).startswith("sm_9"):
+    if library.kind == "rocm" or not library.runtime.device_info(0).architecture.startswith("sm_9"):
         return  # elsewhere TF32 is allowed to be float32
     m, n, k = 64, 64, 200
     sizes = random_sizes(rng, m if mode is NON_CONTRACTING else k, 3)

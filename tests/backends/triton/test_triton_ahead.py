@@ -8,10 +8,10 @@ import time
 
 import numpy as np
 import pytest
-from test_triton_compile import MACHINES, config_of
+from test_triton_compile import DEVICES, config_of
 
 from hipgroupgemm.backends import base
-from hipgroupgemm.backends.triton import TritonBackend, ahead, candidates, compiler, specs
+from hipgroupgemm.backends.triton import TritonBackend, ahead, compiler, defaults, kernel_config, specs
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.tuning import engine
 
@@ -41,7 +41,7 @@ def started(monkeypatch):
 @pytest.fixture
 def backend(monkeypatch):
     made = TritonBackend()
-    monkeypatch.setattr(made, "_machine", lambda device: MACHINES["gfx942"])
+    monkeypatch.setattr(made, "properties", lambda device: DEVICES["gfx942"])
     return made
 
 
@@ -52,8 +52,8 @@ def algorithms_of(backend, key, count):
 def test_all_are_compiled_and_found(backend, started, own_cache):
     key = config_of("forward").key()
     wanted = algorithms_of(backend, key, 3)
-    machine = MACHINES["gfx942"]
-    kernels = [specs.spec_of(candidates.all_candidates(key.ragged_mode, machine.target)[a.index], key, machine) for a in wanted]
+    device = DEVICES["gfx942"]
+    kernels = [specs.spec_of(kernel_config.kernel_configs(key.ragged_mode, device.target)[a.index], key, device) for a in wanted]
     assert not any(map(compiler.is_compiled, kernels))
     assert backend.compile_ahead(key, Device("rocm", 0), wanted) == len(set(kernels))
     assert len(started) == 2 and all(process.poll() is not None for process in started)
@@ -74,8 +74,8 @@ def test_little_time_leaves_nothing_running(backend, started):
 
 def test_what_is_refused_stays_with_the_one_who_asks(backend, started):
     key = config_of("forward").key()
-    machine = MACHINES["gfx942"]
-    good = [specs.spec_of(candidate, key, machine) for _, candidate in candidates.ordered(key, machine)[:2]]
+    device = DEVICES["gfx942"]
+    good = [specs.spec_of(kernel, key, device) for _, kernel in defaults.ordered(key, device)[:2]]
     bad = good[0]._replace(function="there_is_none")
     assert ahead.compile_ahead([bad, *good]) == 2
     assert not compiler.is_compiled(bad) and all(map(compiler.is_compiled, good))

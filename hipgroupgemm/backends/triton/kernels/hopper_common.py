@@ -1,11 +1,11 @@
 """What the sm_90 kernels share: TMA copies, a ring of stages, warp specialisation, asynchronous wgmma. In Gluon.
 
-One warp copies operand tiles into a ring of shared-memory stages and runs ahead of the others, also across tiles, so that memory stays
-busy while a tile is finished. One or more *consumers*, four warps each, multiply: each has its own rows of the tile and shares the columns'
-operand with the others. They do not wait for each other: while one stores its rows, the others go on multiplying, and it may be ahead
-of them by as many steps as the ring is deep.
+One warp, the *producer*, copies operand tiles into a ring of shared-memory stages and runs ahead of the others, also across tiles, so that
+memory stays busy while a tile is finished. One or more *consumers*, four warps each, multiply: each has its own rows of the tile and
+shares the columns' operand with the others. They do not wait for each other: while one stores its rows, the others go on multiplying,
+and it may be ahead of them by as many steps as the ring is deep.
 
-The copying warp also finds out which tile comes next and where it lies, and leaves that with the tile's first stage (`tell`, `hear`): the
+The producer also finds out which tile comes next and where it lies, and leaves that with the tile's first stage (`tell`, `hear`): the
 others wait for that stage anyway, and what they do between two tiles is what the matrix unit waits for. A tile always has one
 step at least, of zeros if there is nothing to add up, so that accumulators need not be cleared.
 
@@ -26,6 +26,7 @@ as zeros and is not stored, so no other group's rows are ever read: NaN there ca
 """
 
 # mypy: ignore-errors
+# ruff: noqa: RUF005
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -54,11 +55,11 @@ def wait_for_scan(PROGRAMMATIC: gl.constexpr):
 
 
 @gluon.jit
-def place(t, tiles, window, columns):
-    """As `portable.place`."""
-    per = window * columns
-    first = t // per * window
-    size = gl.minimum(window, tiles - first)
+def swizzled(t, row_tiles, swizzle, column_tiles):
+    """As `portable.swizzled`."""
+    per = swizzle * column_tiles
+    first = t // per * swizzle
+    size = gl.minimum(swizzle, row_tiles - first)
     rem = t % per
     return first + rem % size, rem // size
 
@@ -80,7 +81,7 @@ def make_ring(STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
 
 @gluon.jit
 def tell(notes, at, a, b, c, d):
-    """The copying warp leaves four numbers for the consumers, before it declares a stage full."""
+    """The producer leaves four numbers for the consumers, before it declares a stage full."""
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
     i = gl.arange(0, 4, layout=layout)
     notes.index(at).store(gl.where(i == 0, a, gl.where(i == 1, b, gl.where(i == 2, c, d))))
@@ -109,6 +110,38 @@ def skip_steps(steps, step, full, empty, STAGES: gl.constexpr):
         mbarrier.arrive(empty.index(stage), count=1)
 
 
+# ---- the end of a tile ------------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def store_tile(
+    out, acc, buffers, WHICH: gl.constexpr, at, column,
+    CM: gl.constexpr, BN: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr,
+):  # fmt: skip
+    """Hands CM rows of a tile to the copy engine, in one piece or in two halves; `at` is where they go, without the column.
+
+    A buffer is written again when the copy has read it: with two buffers the copy before the last one.
+    """
+    if SUBTILES == 1:
+        buffer = buffers.index(WHICH * BUFFERS)
+        tma.store_wait(0)
+        buffer.reshape([CM, BN]).store(acc.to(buffer.dtype))
+        fence_async_shared()
+        copy_out(out, at + (column,), buffer)
+    else:
+        left, right = acc.reshape([CM, 2, BN // 2]).permute((0, 2, 1)).split()
+        buffer = buffers.index(WHICH * BUFFERS)
+        tma.store_wait(BUFFERS - 1)
+        buffer.reshape([CM, BN // 2]).store(left.to(buffer.dtype))
+        fence_async_shared()
+        copy_out(out, at + (column,), buffer)
+        second = buffers.index(WHICH * BUFFERS + BUFFERS - 1)
+        tma.store_wait(BUFFERS - 1)
+        second.reshape([CM, BN // 2]).store(right.to(second.dtype))
+        fence_async_shared()
+        copy_out(out, at + (column + BN // 2,), second)
+
+
 # ---- the scan -------------------------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +166,9 @@ def _read_sizes(sizes, i, groups, step, wide):
 
 
 @gluon.jit
-def scan_groups(sizes, step, wide, offsets, groups, extent, fault, ends, tile_ends, GROUPS: gl.constexpr, BM: gl.constexpr):
+def scan_groups(
+    sizes, step, wide, sizes_are_ends, groups, extent, fault, group_ends, tile_ends, GROUPS: gl.constexpr, BM: gl.constexpr,
+):  # fmt: skip
     """Sizes (or end offsets) -> tables in shared memory: the end of each group's rows, and of its row tiles of BM rows.
 
     The rules are those of `device/scan.h`. The first block notes the first fault, if none is noted.
@@ -145,7 +180,7 @@ def scan_groups(sizes, step, wide, offsets, groups, extent, fault, ends, tile_en
     i = gl.arange(0, GROUPS, layout=layout)
     most = extent.to(gl.int64)
     raw = _read_sizes(sizes, i, groups, step, wide)
-    if offsets != 0:
+    if sizes_are_ends != 0:
         before = _read_sizes(sizes, i - 1, groups, step, wide)
         own = gl.minimum(gl.maximum(raw, 0), most)
         end = gl.associative_scan(own, 0, _largest)
@@ -162,16 +197,16 @@ def scan_groups(sizes, step, wide, offsets, groups, extent, fault, ends, tile_en
         value = gl.sum(gl.where(here, raw, 0), 0)
         rows = gl.sum(gl.where(here, start, 0), 0)
         if (gl.load(fault) & 0xFFFFFFFF) == 0:
-            kind = gl.where(offsets != 0, OFFSETS, gl.where(value < 0, NEGATIVE, PAST_END))
+            kind = gl.where(sizes_are_ends != 0, OFFSETS, gl.where(value < 0, NEGATIVE, PAST_END))
             short = gl.where(value < LEAST + rows, LEAST, value - rows)
             gl.store(fault, kind.to(gl.int64))  # the upper half is the batch
             gl.store(fault + 1, first.to(gl.int64))
-            gl.store(fault + 2, gl.where(offsets != 0, short, value))
+            gl.store(fault + 2, gl.where(sizes_are_ends != 0, short, value))
             gl.store(fault + 3, most - rows)
     end = gl.minimum(end, most).to(gl.int32)
     start = gl.minimum(start, most).to(gl.int32)
     tiles = gl.where(i < groups, (end - start + BM - 1) // BM, 0)
-    ends.store(end)
+    group_ends.store(end)
     tile_ends.store(gl.associative_scan(tiles, 0, _sum))
     found, covered = gl.sum(tiles, 0), gl.max(end, 0)
     # What warp_specialize hands to the other warps may be written where the reductions above have their scratch, and Triton sees no
@@ -182,7 +217,7 @@ def scan_groups(sizes, step, wide, offsets, groups, extent, fault, ends, tile_en
 
 @gluon.jit
 def read_number(table, i):
-    """Entry i of a table, for the copying warp."""
+    """Entry i of a table, for the producer."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     return gl.max(table.index(i).load(layout), 0)
 

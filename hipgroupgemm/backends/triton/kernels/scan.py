@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hipgroupgemm.runtime.base import Runtime
     from hipgroupgemm.runtime.objects import Function
 
-__all__ = ["SPECIAL", "scan_function"]
+__all__ = ["SPECIAL", "scan_function", "scan_is_loaded"]
 
 # hgg_scan with one instruction more: a kernel launched programmatically behind it may be set up while it runs. It must wait
 # (griddepcontrol.wait) before it reads what this one writes.
@@ -39,10 +39,19 @@ SPECIAL = {("int32", False): (2, 1), ("int64", False): (3, 1), ("int32", True): 
 """(type of sizes, whether they are end offsets) that have kernels of their own for one scanned batch: `device/arguments.h`'s codes."""
 
 
+_loaded: set[tuple[str, int, tuple[str, bool] | None]] = set()
+
+
+def scan_is_loaded(runtime: Runtime, device: int, special: tuple[str, bool]) -> bool:
+    """Whether `scan_function` has it at hand."""
+    return (runtime.kind, device, special) in _loaded
+
+
 def scan_function(runtime: Runtime, device: int, special: tuple[str, bool] | None = None) -> Function:
     """The loaded scan kernel of a device: for any sizes, or for one of SPECIAL."""
     options: tuple[str, ...] = ("-std=c++17",)
     if special is not None:
         options += tuple(f"-DHGG_FIXED_{name}={value}" for name, value in zip(("TYPE", "KIND"), SPECIAL[special], strict=True))
     module = runtime.module_from_source(_EARLY, "hgg_scan_early", options, device, kernel_headers())
+    _loaded.add((runtime.kind, device, special))
     return module.get_function("hgg_scan_early")

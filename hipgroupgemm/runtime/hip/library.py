@@ -1,8 +1,8 @@
 """Which HIP runtime this process uses, and making hip-python use the same.
 
-A process must have one HIP runtime: streams and pointers of one mean nothing to another. PyTorch's wheels
-bring their own, ROCm's wheels and /opt/rocm have others. So whatever is loaded already decides; only when
-nothing is loaded is one looked for. hip-python would otherwise open a library by a name of its own choosing.
+A process must have one HIP runtime: streams and pointers of one mean nothing to another. PyTorch's wheels bring their own, ROCm's wheels
+and /opt/rocm have others. So whatever is loaded already decides; only when nothing is loaded is one looked for. hip-python would otherwise
+open a library by a name of its own choosing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .errors import RuntimeUnavailable
-from .process import mapped_libraries
+from hipgroupgemm.runtime.errors import RuntimeUnavailable
+from hipgroupgemm.runtime.process import mapped_libraries
 
 HIP_STEM = "libamdhip64.so"
 HIPRTC_STEM = "libhiprtc.so"
@@ -26,13 +26,12 @@ _HIPRTC_SONAMES = ("libhiprtc.so.7", "libhiprtc.so.6", HIPRTC_STEM)
 
 _NO_DEVICE = 100
 NO_DEVICE = (
-    "Is there an AMD GPU, is its kernel driver (amdgpu) loaded, and may this user open /dev/kfd and /dev/dri"
-    " (groups render and video)? HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES can hide devices too."
+    "Is there an AMD GPU, is its kernel driver (amdgpu) loaded, and may this user open /dev/kfd and /dev/dri (groups render and video)?"
+    " HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES can hide devices too."
 )
 INSTALL = (
-    "Install ROCm's HIP runtime (6.0 or newer; a distribution's package, AMD's packages in /opt/rocm, or"
-    " the ROCm wheels; ROCM_PATH names another place) and hip-python of the same major version"
-    " (pip install 'hipgroupgemm[rocm]')."
+    "Install ROCm's HIP runtime (6.0 or newer; a distribution's package, AMD's packages in /opt/rocm, or the ROCm wheels; ROCM_PATH names"
+    " another place) and hip-python of the same major version (pip install 'hipgroupgemm[rocm]')."
 )
 
 
@@ -46,8 +45,7 @@ def single_hip_runtime() -> str | None:
     if len(found) > 1:
         raise RuntimeUnavailable(
             "rocm",
-            f"this process has loaded {len(found)} HIP runtimes, {' and '.join(found)}, and memory or"
-            " streams of one are not valid in another",
+            f"this process has loaded {len(found)} HIP runtimes, {' and '.join(found)}; memory and streams of one are not valid in another",
             f"Make all packages use one of them: install packages built for one ROCm, or start Python with LD_PRELOAD={found[0]}.",
         )
     return found[0] if found else None
@@ -60,15 +58,12 @@ def _search_directories() -> list[str]:
         root = os.environ.get(variable)
         if root:
             places += [os.path.join(root, "lib"), os.path.join(root, "lib64")]
-    # the ROCm wheels (rocm-sdk-core) unpack into a package of this name
     try:
-        spec = importlib.util.find_spec("_rocm_sdk_core")
+        spec = importlib.util.find_spec("_rocm_sdk_core")  # what the ROCm wheels (rocm-sdk-core) unpack into
     except (ImportError, ValueError):
         spec = None
-    for root in (spec.submodule_search_locations or []) if spec is not None else []:
-        places.append(os.path.join(root, "lib"))
-    places += ["/opt/rocm/lib", "/opt/rocm/lib64"]
-    return places
+    places += [os.path.join(root, "lib") for root in (spec.submodule_search_locations or [] if spec is not None else [])]
+    return [*places, "/opt/rocm/lib", "/opt/rocm/lib64"]
 
 
 def _in_directory(directory: str, stem: str) -> str | None:
@@ -76,8 +71,7 @@ def _in_directory(directory: str, stem: str) -> str | None:
     plain = os.path.join(directory, stem)
     if os.path.exists(plain):
         return plain
-    versions = glob.glob(glob.escape(plain) + ".*")
-    return max(versions, key=_version_of, default=None)
+    return max(glob.glob(glob.escape(plain) + ".*"), key=_version_of, default=None)
 
 
 def _version_of(path: str) -> tuple[int, ...]:
@@ -106,11 +100,8 @@ def find_hip_library() -> str:
             continue
         return single_hip_runtime() or candidate
     looked = ", ".join([*directories, "the system's library path"])
-    raise RuntimeUnavailable(
-        "rocm",
-        f"no {HIP_STEM} in {looked}" if not refusals else f"{'; '.join(refusals)} (also looked in {looked})",
-        INSTALL,
-    )
+    found = f"{'; '.join(refusals)} (also looked in {looked})" if refusals else f"no {HIP_STEM} in {looked}"
+    raise RuntimeUnavailable("rocm", found, INSTALL)
 
 
 def find_hiprtc_library(hip_library: str) -> str:
@@ -144,17 +135,16 @@ def import_bindings() -> tuple[Any, Any]:
 
 
 @contextmanager
-def _bound_to(hip_module: Any, paths: dict[str, str]) -> Iterator[None]:
-    """While this is entered, hip-python opens the libraries of ``paths`` (short name: path)."""
+def _bound_to(hip_module: Any, shortname: str, path: str) -> Iterator[None]:
+    """While this is entered, hip-python opens ``path`` for the library ``shortname``."""
     if hip_module.__name__.startswith("rocm."):
         # version 10 asks this function at its first call of each library, and remembers the answer
         from rocm.bindings.util import paths as resolver
 
         original = resolver.get_library_path
 
-        def resolve(shortname: str, *arguments: Any, **options: Any) -> bytes:
-            chosen = paths.get(shortname)
-            return os.fsencode(chosen) if chosen else bytes(original(shortname, *arguments, **options))
+        def resolve(name: str, *arguments: Any, **options: Any) -> bytes:
+            return os.fsencode(path) if name == shortname else bytes(original(name, *arguments, **options))
 
         resolver.get_library_path = resolve
         try:
@@ -165,9 +155,7 @@ def _bound_to(hip_module: Any, paths: dict[str, str]) -> Iterator[None]:
         # versions 6 and 7 open what the variable DLL of their C layers names, at the first call of each
         from hip import chip, chiprtc
 
-        for module, shortname in ((chip, "amdhip64"), (chiprtc, "hiprtc")):
-            if shortname in paths:
-                module.DLL = os.fsencode(paths[shortname])
+        (chip if shortname == "amdhip64" else chiprtc).DLL = os.fsencode(path)
         yield
 
 
@@ -177,16 +165,14 @@ def load_hip() -> tuple[Any, str]:
     Raises:
         RuntimeUnavailable: no runtime, no device, no hip-python, or two runtimes in this process.
     """
-    # looked for before hip-python is imported: where there is no runtime, the import would only cost time
-    path = find_hip_library()
+    path = find_hip_library()  # before hip-python is imported: where there is no runtime, that would only cost time
     hip, _ = import_bindings()
-    with _bound_to(hip, {"amdhip64": path}):
+    with _bound_to(hip, "amdhip64", path):
         try:
             status = int(hip.hipInit(0)[0])
         except (RuntimeError, ValueError) as error:  # no library or symbol; a status without a name
             raise RuntimeUnavailable("rocm", f"hipInit of {path} failed ({error})", INSTALL) from None
-    # hip-python may have been in use before us, with a library of its own choice
-    path = single_hip_runtime() or path
+    path = single_hip_runtime() or path  # hip-python may have been in use before us, with a library of its own choice
     if status:
         name = getattr(hip.hipError_t(status), "name", "unknown")
         advice = NO_DEVICE if status == _NO_DEVICE else INSTALL
@@ -204,7 +190,7 @@ def load_hiprtc() -> tuple[Any, tuple[int, int]]:
     """
     library = find_hiprtc_library(find_hip_library())
     hip, hiprtc = import_bindings()
-    with _bound_to(hip, {"hiprtc": library}):
+    with _bound_to(hip, "hiprtc", library):
         try:
             status, major, minor = hiprtc.hiprtcVersion()
         except (RuntimeError, ValueError) as error:
