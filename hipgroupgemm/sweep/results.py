@@ -16,7 +16,7 @@ import msgspec
 from hipgroupgemm.measure.text import STDOUT
 from hipgroupgemm.sweep.jobs import RequestError, SweepJob, SweepRequest
 
-__all__ = ["BAD", "DONE", "RIGHT", "Header", "Record", "Row", "Sweep", "SweepFile", "check_free", "kind_of", "read_sweep"]
+__all__ = ["BAD", "DONE", "RIGHT", "Header", "Record", "Row", "Sweep", "SweepFile", "check_free", "identity_text", "kind_of", "read_sweep"]
 
 FORMAT, VERSION = "hipgroupgemm sweep", 2
 DONE = ("ok", "refused")
@@ -80,7 +80,7 @@ class Record(msgspec.Struct, dict=True):
     @property
     def device_title(self) -> str:
         """The device's kind and product name."""
-        return f"{self.identity.get('kind')}: {self.identity.get('name') or self.identity.get('target')}"
+        return identity_text(self.identity).partition(";")[0]
 
 
 class Header(msgspec.Struct, kw_only=True, tag_field="format", tag=FORMAT):
@@ -124,6 +124,12 @@ class Sweep(msgspec.Struct):
 def kind_of(identity: Mapping[str, Any]) -> str:
     """An identity as a key: devices that are equal share their jobs."""
     return json.dumps(identity, sort_keys=True)
+
+
+def identity_text(identity: Mapping[str, Any]) -> str:
+    """An identity in a line: the device's kind and product name, and the versions."""
+    versions = ", ".join(f"{name} {version}" for name, version in dict(identity.get("versions", {})).items())
+    return f"{identity.get('kind')}: {identity.get('name') or identity.get('target')}; {versions}"
 
 
 def read_sweep(path: Path) -> Sweep:

@@ -378,7 +378,7 @@ def test_other_versions_and_devices_do_not_mix(double, whole, log, change) -> No
     double(**change)
     done = sweep("--resume", whole)
     assert done.exit_code == 2
-    assert "is of A cpu (hipgroupgemm 0.1.0, double 1); cpu is" in words(done)
+    assert "is of cpu: A cpu; hipgroupgemm 0.1.0, double 1, and cpu is" in words(done)
     assert whole.read_bytes() == before
 
 

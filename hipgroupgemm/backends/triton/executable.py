@@ -12,7 +12,7 @@ import numpy as np
 
 from hipgroupgemm.backends.base import Arguments, Executable
 from hipgroupgemm.backends.device_kernels import THREADS, scan_blocks
-from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, RAGGED_K, RAGGED_N, SIZE, ScanArguments, fault_from_bytes
+from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, SIZE, ScanArguments, fault_from_bytes
 from hipgroupgemm.backends.triton.compiler import KernelSpec, compile_kernel
 from hipgroupgemm.backends.triton.descriptors import Descriptors
 from hipgroupgemm.backends.triton.kernel_config import DeviceProperties, KernelConfig
@@ -272,10 +272,9 @@ class TritonExecutable(Executable):
             a.config,
             a,
             sizes,
-            mode=RAGGED_K if self._contracting else RAGGED_N,
             starts=base + at["group_starts"],
             ends=base + at["group_ends"],
-            cover=base + at["covered_range"],
+            covered_range=base + at["covered_range"],
             fault=base + at["fault"],
         )
         tiles = base + at["tiles"] if self._tile_capacity else 0
