@@ -12,15 +12,16 @@ from hipgroupgemm.api import (
     config_for_ragged_dot,
     ragged_dot,
     ragged_dot_general,
+    ragged_dot_reference,
 )
 from hipgroupgemm.backends import backend_names, register_backend, unregister_backend
 from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.arrays import ArraySpec, as_array
+from hipgroupgemm.operands.device_array import DeviceArray, set_allocator
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.plan import GroupedMatmulPlan
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
-from hipgroupgemm.reference import ragged_dot_reference
 from hipgroupgemm.version import __version__
 
 if TYPE_CHECKING:
@@ -52,10 +53,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in ("DeviceArray", "set_allocator"):  # loaded on first use: they need a GPU
-        from hipgroupgemm.operands import device_array
-
-        return getattr(device_array, name)
     if name == "TuningReport":  # a plan's autotune() returns one; nothing else needs it
         from hipgroupgemm.tuning import report
 

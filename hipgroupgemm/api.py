@@ -1,25 +1,33 @@
-"""`ragged_dot` and `ragged_dot_general`: JAX's functions of these names, for everybody's arrays."""
+"""`ragged_dot` and `ragged_dot_general`: JAX's functions of these names, for everybody's arrays.
+
+The signatures are documentation, so each function has its own; what they do with their arguments goes through one record, `locals()`.
+"""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from hipgroupgemm.backends import backend_names, get_backend
-from hipgroupgemm.calls import Operands, gather
+from hipgroupgemm.backends.reference import compute_call
 from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.dispatch import CallCache, PlanCache, PreparedCall, run, take_output
 from hipgroupgemm.operands import arrays
-from hipgroupgemm.operands.dtypes import compute_type_of
-from hipgroupgemm.plan_cache import PlanCache
-from hipgroupgemm.problem.bindings import Binding, Wanted, bind
-from hipgroupgemm.problem.dimension_numbers import BASIC, RaggedDotDimensionNumbers
-from hipgroupgemm.reference import compute_uncollapsed
-from hipgroupgemm.repeats import Repeats, key_of
+from hipgroupgemm.operands.dtypes import compute_type_of, dtype_of
+from hipgroupgemm.plan import GroupedMatmulPlan
+from hipgroupgemm.problem.canonicalize import Problem, canonicalize
+from hipgroupgemm.problem.dimension_numbers import BASIC
+from hipgroupgemm.problem.parse import Call, parse
 
-__all__ = ["clear_plan_cache", "config_for_ragged_dot", "ragged_dot", "ragged_dot_general"]
+__all__ = ["clear_plan_cache", "config_for_ragged_dot", "ragged_dot", "ragged_dot_general", "ragged_dot_reference"]
 
 _PLANS = 128
+_SETTINGS = ("precision", "preferred_element_type", "deterministic", "backend", "use_store")
+_basic_settings: Callable[[Any], tuple[Any, ...]] = operator.itemgetter(*_SETTINGS)
+_general_settings: Callable[[Any], tuple[Any, ...]] = operator.itemgetter(*_SETTINGS, "ragged_dot_dimension_numbers", "group_count")
 
 
 def ragged_dot(
@@ -35,7 +43,7 @@ def ragged_dot(
     c: Any = None,
     bias: Any = None,
     alpha: float = 1.0,
-    beta: float = 0.0,
+    beta: float | None = None,
     tail: str = "zero",
     check: str = "none",
     deterministic: bool = False,
@@ -57,9 +65,9 @@ def ragged_dot(
         group_offset: a host int or (1,) integer array: sizes then has more than g entries, and groups [offset, offset + g) are computed.
         offs: end offsets (g,) instead of group_sizes, as in torch.
         out: (m, n), where to write; None makes an array of lhs's framework on lhs's device.
-        c: (m, n), out's type, read only where beta is not 0; may be exactly out.
+        c: (m, n), out's type, added beta times; may be exactly out.
         bias: (g, n), out's type, added to covered rows.
-        alpha, beta: real numbers. With alpha = 0 no product is read, with beta = 0 no c.
+        alpha, beta: real numbers. With alpha = 0 no product is read, with beta = 0 no c. beta has to be given where c is.
         tail: what becomes of rows that no group covers: "zero" gives them beta * c, "undefined" leaves them as they were.
         check: "sync" waits for the device and raises for wrong sizes there; "none" clamps them, see `GroupedMatmulPlan.check`.
         deterministic: only algorithms that give equal bits for equal inputs.
@@ -79,30 +87,7 @@ def ragged_dot(
         NotImplementedError: operands that are not floating, or no backend that can run this; the text carries every reason.
         RuntimeError: the device failed, or the call cannot be captured in a graph.
     """
-    return _call(
-        "ragged_dot",
-        lhs,
-        rhs,
-        group_sizes,
-        BASIC,
-        precision,
-        preferred_element_type,
-        group_offset,
-        offs,
-        out,
-        c,
-        bias,
-        alpha,
-        beta,
-        tail,
-        check,
-        deterministic,
-        backend,
-        use_store,
-        stream,
-        workspace,
-        None,
-    )
+    return run(locals(), _calls, _basic_settings, _prepare_basic, _uncollapsed)
 
 
 def ragged_dot_general(
@@ -119,7 +104,7 @@ def ragged_dot_general(
     c: Any = None,
     bias: Any = None,
     alpha: float = 1.0,
-    beta: float = 0.0,
+    beta: float | None = None,
     tail: str = "zero",
     check: str = "none",
     deterministic: bool = False,
@@ -158,103 +143,7 @@ def ragged_dot_general(
     """
     if ragged_dot_dimension_numbers is None:
         raise TypeError("ragged_dot_dimension_numbers: missing; wanted RaggedDotDimensionNumbers")
-    return _call(
-        "ragged_dot_general",
-        lhs,
-        rhs,
-        group_sizes,
-        ragged_dot_dimension_numbers,
-        precision,
-        preferred_element_type,
-        group_offset,
-        offs,
-        out,
-        c,
-        bias,
-        alpha,
-        beta,
-        tail,
-        check,
-        deterministic,
-        backend,
-        use_store,
-        stream,
-        workspace,
-        group_count,
-    )
-
-
-def _call(
-    name: str,
-    lhs: Any,
-    rhs: Any,
-    group_sizes: Any,
-    ragged_dot_dimension_numbers: Any,
-    precision: Any,
-    preferred_element_type: Any,
-    group_offset: Any,
-    offs: Any,
-    out: Any,
-    c: Any,
-    bias: Any,
-    alpha: float,
-    beta: float,
-    tail: str,
-    check: str,
-    deterministic: bool,
-    backend: str | None,
-    use_store: bool,
-    stream: Any,
-    workspace: Any,
-    group_count: int | None,
-) -> Any:
-    """A call of the public function of that name. Positional: this is the path whose host time counts."""
-    key = None
-    if stream is None and workspace is None and check == "none" and (offs is None) != (group_sizes is None):
-        sizes = group_sizes if offs is None else offs
-        settings = (precision, preferred_element_type, ragged_dot_dimension_numbers)
-        if all(type(setting) in _HASHED for setting in settings) and type(group_count) in (int, type(None)):
-            rest = (offs is None, tail, *settings, deterministic, backend, use_store, group_count, name)
-            key = key_of((lhs, rhs, sizes, out, c, bias), alpha, beta, group_offset, rest)
-            repeat = _repeats.get(key) if key is not None else None
-            lease = _plans.lease_again(repeat.holder) if repeat is not None else None
-            if repeat is not None and lease is not None:
-                with lease as plan:
-                    return plan._run_again(repeat, out)
-    operands = gather(
-        lhs,
-        rhs,
-        group_sizes,
-        offs=offs,
-        out=out,
-        c=c,
-        bias=bias,
-        alpha=alpha,
-        beta=beta,
-        group_offset=group_offset,
-        tail=tail,
-        check=check,
-        stream=stream,
-        workspace=workspace,
-    )
-    if name == "ragged_dot" and (operands.lhs.ndim, operands.rhs.ndim, operands.sizes.ndim) != (2, 3, 1):
-        raise TypeError(
-            f"ragged_dot: got lhs {operands.lhs.shape}, rhs {operands.rhs.shape}, {operands.sizes_name} {operands.sizes.shape}; wanted "
-            "(m, k), (g, k, n) and (g,); ragged_dot_general takes other ranks"
-        )
-    wanted = Wanted(ragged_dot_dimension_numbers, precision, preferred_element_type, group_count)
-    binding = bind(operands, wanted)
-    operands.validate_host_values(binding.axes)
-    operands.take_output(binding.axes.out_shape, binding.out_dtype)
-    if binding.config is None:
-        _run_uncollapsed(operands, binding, backend)
-    else:
-        lease = _plans.lease(binding.config, operands.device, backend, deterministic, use_store)
-        with lease as plan:
-            plan._run(operands, binding.config)
-        if key is not None:
-            _repeats.remember(key, operands, binding.config, made=out is None, holder=lease.entry)
-    return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else arrays.written(out, operands.output)
+    return run(locals(), _calls, _general_settings, _prepare, _uncollapsed)
 
 
 def config_for_ragged_dot(
@@ -271,7 +160,7 @@ def config_for_ragged_dot(
     c: Any = None,
     bias: Any = None,
     alpha: float = 1.0,
-    beta: float = 0.0,
+    beta: float | None = None,
     group_count: int | None = None,
 ) -> GroupedGemmConfig:
     """The config of a ragged dot: what `ragged_dot_general` with these arguments would plan for. Computes nothing.
@@ -284,47 +173,107 @@ def config_for_ragged_dot(
         TypeError, ValueError: as `ragged_dot_general`.
         NotImplementedError: the operands' axes do not merge into one batch, m, n and k axis without a copy.
     """
-    operands = gather(
-        lhs,
-        rhs,
-        group_sizes,
-        offs=offs,
-        out=out,
-        c=c,
-        bias=bias,
-        alpha=alpha,
-        beta=beta,
-        group_offset=group_offset,
-        tail="zero",
-        check="none",
-        stream=None,
-        workspace=None,
-    )
-    binding = bind(operands, Wanted(ragged_dot_dimension_numbers, precision, preferred_element_type, group_count))
-    if binding.config is None:
-        raise NotImplementedError(f"these operands have no GroupedGemmConfig: {binding.reason}; make a contiguous copy")
-    return binding.config
+    arguments = locals()
+    problem = canonicalize(parse(arguments), arguments)
+    if problem.config is None:
+        raise NotImplementedError(f"these operands have no GroupedGemmConfig: {problem.reason}; make a contiguous copy")
+    return problem.config
 
 
-def _run_uncollapsed(operands: Operands, binding: Binding, backend: str | None) -> None:
-    reason = f"the operands do not collapse to a GroupedGemmConfig ({binding.reason})"
-    if operands.device.kind != "cpu":
+def ragged_dot_reference(
+    lhs: Any,
+    rhs: Any,
+    group_sizes: Any = None,
+    ragged_dot_dimension_numbers: Any = BASIC,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    group_offset: Any = None,
+    *,
+    offs: Any = None,
+    out: Any = None,
+    c: Any = None,
+    bias: Any = None,
+    alpha: float = 1.0,
+    beta: float | None = None,
+    tail: str = "zero",
+    check: str = "none",
+    group_count: int | None = None,
+    accumulate: Any = None,
+) -> Any:
+    """The ragged dot by NumPy, straight from its definition: the judge of every backend. Host arrays only.
+
+    Unlike `ragged_dot_general` on host arrays it treats wrong sizes as a device does: they are clamped, and refused only where
+    check="sync".
+
+    Args:
+        lhs, rhs, ...: as in `ragged_dot_general`.
+        accumulate: the type that products are accumulated in; None for the operation's own (float32, or float64 for float64
+            operands). float64 with preferred_element_type=float64 gives the value that errors are measured against.
+
+    Returns:
+        out.
+    """
+    arguments = locals()
+    call = parse(arguments)
+    if call.device.kind != "cpu":
+        raise NotImplementedError(f"ragged_dot_reference: lhs is on {call.device}; it computes on the CPU, copy the operands there")
+    problem = canonicalize(call, arguments)
+    kind = compute_type_of(call.lhs.dtype, call.views["rhs"].dtype, problem.out_dtype) if accumulate is None else accumulate
+    accumulator = dtype_of(kind, "accumulate")
+    if accumulator not in (np.float32, np.float64):
+        raise TypeError(f"accumulate={accumulator!s}: wanted float32 or float64")
+    call.require_memory()
+    result = take_output(call, out, problem)
+    compute_call(call, problem.axes, accumulator)
+    return arrays.deliver(result, call.lhs, call.device) if out is None else arrays.written(out)
+
+
+# ---- plans that the functions keep -----------------------------------------------------------------------------------------
+
+
+def _prepare_basic(call: Call, arguments: dict[str, Any]) -> PreparedCall:
+    if (call.lhs.ndim, call.views["rhs"].ndim, call.sizes.ndim) != (2, 3, 1):
+        raise TypeError(
+            f"ragged_dot: got lhs {call.lhs.shape}, rhs {call.views['rhs'].shape}, {call.sizes_name} {call.sizes.shape}; wanted "
+            "(m, k), (g, k, n) and (g,); ragged_dot_general takes other ranks"
+        )
+    return _prepare(call, arguments)
+
+
+def _prepare(call: Call, arguments: dict[str, Any]) -> PreparedCall:
+    """Finds or makes the plan of a call's problem."""
+    problem = canonicalize(call, arguments)
+    config = problem.config
+    if config is None:
+        return PreparedCall(None, problem, call)
+    settings = {name: arguments[name] for name in ("backend", "deterministic", "use_store")}
+    key = (config.key(), call.device, *settings.values())
+    plan = _plans.get(key, lambda: GroupedMatmulPlan(config, device=call.device, **settings))
+    return PreparedCall(plan, problem, call)
+
+
+def _uncollapsed(call: Call, arguments: dict[str, Any], problem: Problem) -> None:
+    """Runs operands that have no config: on the CPU, or not at all."""
+    reason = f"the operands do not collapse to a GroupedGemmConfig ({problem.reason})"
+    backend = arguments["backend"]
+    if call.device.kind != "cpu":
         names = ", ".join(backend_names())
-        raise NotImplementedError(f"no backend of {names} runs this ragged dot on {operands.device}: {reason}; make a contiguous copy")
+        raise NotImplementedError(f"no backend of {names} runs this ragged dot on {call.device}: {reason}; make a contiguous copy")
     if backend not in (None, "reference"):
         get_backend(backend)
         raise NotImplementedError(f"backend {backend!r} refuses: {reason}; make a contiguous copy, or let the reference backend run it")
-    kind = compute_type_of(operands.lhs.dtype, operands.rhs.dtype)
-    compute_uncollapsed(operands, binding.axes, np.dtype(kind))
+    compute_call(call, problem.axes, np.dtype(compute_type_of(call.lhs.dtype, call.views["rhs"].dtype, problem.out_dtype)))
 
 
-_HASHED = (str, type, type(None), np.dtype, RaggedDotDimensionNumbers)
-"""Types of settings that can be part of a key as they are."""
 _plans = PlanCache(_PLANS)
-_repeats = Repeats()
+_calls = CallCache()
 
 
-def clear_plan_cache() -> None:
-    """Closes and forgets the plans that `ragged_dot` keeps, once no call uses them."""
-    _repeats.clear()
-    _plans.clear()
+def clear_plan_cache() -> int:
+    """Closes and forgets the plans that `ragged_dot` keeps; one that a call is using is closed after the call.
+
+    Returns:
+        How many plans stay, since a graph capture used them and the graph may be launched again.
+    """
+    _calls.clear()
+    return _plans.clear()

@@ -11,71 +11,26 @@ import enum
 import functools
 import json
 import math
-import sys
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["Epilogue", "GroupedGemmConfig", "RaggedDotMode", "capacity_of", "validate_config"]
+from hipgroupgemm.config_rules import inner_axis, validate_config
+from hipgroupgemm.config_types import COMPUTE_TYPES, FLOAT32_MAX, FLOAT_BYTES, PRECISION_ALGORITHMS, Epilogue, RaggedDotMode
 
-FLOAT_BYTES: Mapping[str, int] = {
-    "bfloat16": 2,
-    "float16": 2,
-    "float32": 4,
-    "float64": 8,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1,
-}
-FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
-COMPUTE_TYPES = ("float32", "tf32", "float64")
-PRECISION_ALGORITHMS = (
-    "ALG_UNSET",
-    "ALG_DOT_BF16_BF16_F32",
-    "ALG_DOT_F16_F16_F32",
-    "ALG_DOT_TF32_TF32_F32",
-    "ALG_DOT_F32_F32_F32",
-    "ALG_DOT_F64_F64_F64",
-)
+__all__ = [
+    "COMPUTE_TYPES",
+    "FLOAT32_MAX",
+    "FLOAT_BYTES",
+    "PRECISION_ALGORITHMS",
+    "Epilogue",
+    "GroupedGemmConfig",
+    "RaggedDotMode",
+    "capacity_of",
+    "inner_axis",
+    "validate_config",
+]
+
 JSON_VERSION = 2
-
-
-class RaggedDotMode(enum.Enum):
-    """Which dimension of lhs is ragged. The names are XLA's, the shapes stand in `GroupedGemmConfig`."""
-
-    NON_CONTRACTING = "non_contracting"
-    CONTRACTING = "contracting"
-    BATCH = "batch"
-
-
-@dataclasses.dataclass(frozen=True)
-class Epilogue:
-    """What is done to the product before it is stored: z = alpha P + bias, then the activation of z.
-
-    Every field that differs from its default is a feature that a backend has to declare, see `GroupedGemmConfig.features`.
-
-    Attributes:
-        bias: whether a bias row is added; a call sets it from whether `bias=` was given.
-        activation: None, or the name of a function that is applied to z.
-        gate: None, "halves" (the first n columns of z are the gate, the last n what it multiplies) or "interleaved" (even, odd columns).
-        limit, sigmoid_scale: of the activation "swiglu_clamped".
-    """
-
-    bias: bool = False
-    activation: str | None = None
-    gate: str | None = None
-    limit: float = 7.0
-    sigmoid_scale: float = 1.702
-
-    DEFAULT: ClassVar[Epilogue]
-    BIAS: ClassVar[Epilogue]
-
-    def features(self) -> frozenset[str]:
-        """The names of the fields that differ from their defaults."""
-        return frozenset(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)
-
-
-Epilogue.DEFAULT, Epilogue.BIAS = Epilogue(), Epilogue(bias=True)
 
 
 def capacity_of(extent: int) -> int:
@@ -301,6 +256,19 @@ class GroupedGemmConfig:
             found.add("column_major_output")
         return frozenset(found)
 
+    def with_scalars(self, alpha: float, beta: float) -> GroupedGemmConfig:
+        """This config with another alpha and beta, finite ones: not validated anew, and with the key that it has found already.
+
+        Raises ValueError when beta comes or goes: that is another key.
+        """
+        if (alpha, beta) == (self.alpha, self.beta):
+            return self
+        if bool(beta) != bool(self.beta):
+            raise ValueError(f"beta={beta}: is another key than beta={self.beta}")
+        other = object.__new__(GroupedGemmConfig)
+        other.__dict__.update(self.__dict__, alpha=alpha, beta=beta, _hash=None)
+        return other
+
     # ---- strides by axis ---------------------------------------------------------------------------------------------------
 
     @functools.cached_property
@@ -337,24 +305,30 @@ class GroupedGemmConfig:
     # ---- work ----------------------------------------------------------------------------------------------------------------
 
     def _rows(self, group_sizes: Iterable[Any] | None) -> list[list[int]]:
-        """Rows of every group, a list a batch entry, for one set of sizes or for one a batch entry."""
+        """Rows of every group, a list per batch entry, for one set of sizes or for one per batch entry; wrong ones are refused."""
+        extent = self.ragged_extent
         if group_sizes is None:
-            used = min(self.group_count, self.ragged_extent)
-            return [[self.ragged_extent - used + 1, *[1] * (used - 1)] if used else []] * self.batch_count
+            used = min(self.group_count, extent)
+            return [[extent - used + 1, *[1] * (used - 1)] if used else []] * self.batch_count
         sizes: list[Any] = list(group_sizes)
-        result = []
-        for row in sizes if sizes and isinstance(sizes[0], Iterable) else [sizes] * self.batch_count:
-            left, taken = self.ragged_extent, []
-            for size in row:
-                taken.append(min(max(int(size), 0), left))
-                left -= taken[-1]
-            result.append(taken)
-        return result
+        rows = [list(row) for row in sizes] if sizes and isinstance(sizes[0], Iterable) else [sizes] * self.batch_count
+        if len(rows) != self.batch_count:
+            raise TypeError(f"group_sizes: got {len(rows)} rows of sizes, wanted {self.batch_count}, one per batch entry")
+        for row in rows:
+            if len(row) not in (self.group_count, self.group_total):
+                raise TypeError(f"group_sizes: got {len(row)} sizes, wanted {self.group_total}")
+            for group, size in enumerate(row):
+                if isinstance(size, bool) or not hasattr(size, "__index__"):
+                    raise TypeError(f"group_sizes: group {group} has {size!r}, wanted an integer")
+                left = extent - sum(int(other) for other in row[:group])
+                if not 0 <= int(size) <= left:
+                    raise ValueError(f"group_sizes: group {group} has {int(size)} rows, {left} are left of {extent}")
+        return [[int(size) for size in row] for row in rows]
 
     def flops(self, group_sizes: Iterable[Any] | None = None) -> int:
         """Floating-point operations (2 a multiply-add) for the given sizes: `(g,)`, or `(batch, g)` of them on the host.
 
-        Without sizes every row counts as covered. Sizes are limited to the ragged extent, as in the operation itself.
+        Without sizes every row counts as covered. Sizes that the operation would refuse raise TypeError or ValueError.
         """
         if self.ragged_mode is RaggedDotMode.BATCH:
             return 2 * self.batch_count * self.m * self.n * self.k
@@ -369,7 +343,8 @@ class GroupedGemmConfig:
         Weights of empty groups need not be read; operands broadcast by a stride of 0 are read once; c is read where beta is not 0.
         The sizes themselves do not count.
         """
-        batch, mode, per_batch, bias = self.batch_count, self.ragged_mode, self._rows(group_sizes), 0
+        batch, mode, bias = self.batch_count, self.ragged_mode, 0
+        per_batch = self._rows(None if mode is RaggedDotMode.BATCH else group_sizes)
         (lhs_batch, lhs_m, lhs_k), (rhs_group, rhs_batch, rhs_k, rhs_n) = self.lhs_strides, self.rhs_strides
 
         def covered(batch_stride: int, row_stride: int) -> int:
@@ -442,142 +417,6 @@ class GroupedGemmConfig:
         return int(cached)
 
 
-def inner_axis(strides: tuple[int, int], prefer_second: bool = True) -> int:
-    """Which of two axes is a matrix's inner one: stride 1 first, then the smaller non-zero stride, then the preferred axis."""
-
-    def rank(stride: int) -> tuple[bool, bool, int]:
-        return (stride != 1, stride == 0, stride)
-
-    first, second = rank(strides[0]), rank(strides[1])
-    if first == second:
-        return 1 if prefer_second else 0
-    return 0 if first < second else 1
-
-
 def _distinct(*axes: tuple[int, int]) -> int:
     """How many elements axes of these (extent, stride) have apart from each other: a stride of 0 repeats one."""
     return math.prod(extent if stride else min(extent, 1) for extent, stride in axes)
-
-
-_BOOLS = ("trans_a", "trans_b", "must_swap_operands", "sizes_per_batch")
-
-
-def validate_config(config: GroupedGemmConfig) -> None:
-    """Checks a config; every GroupedGemmConfig passes through it when it is made.
-
-    Raises:
-        TypeError: a field of the wrong Python type.
-        ValueError: a field's value breaks a rule; the text names the field, its value and the rule.
-    """
-    for field in dataclasses.fields(config):
-        name, value = field.name, getattr(config, field.name)
-        if name in _BOOLS:
-            _require_type(name, value, bool, "a bool")
-        elif name in ("alpha", "beta"):
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{name}={value!r}: must be a real number")
-            limit = sys.float_info.max if config.compute_type == "float64" else FLOAT32_MAX
-            if not -limit <= value <= limit:  # NaN as well
-                raise ValueError(f"{name}={value!r}: must be finite in the accumulator's type, compute_type={config.compute_type}")
-            object.__setattr__(config, name, float(value))
-        elif name == "ragged_mode":
-            _require_type(name, value, RaggedDotMode, "a RaggedDotMode")
-        elif name == "epilogue":
-            _require_type(name, value, Epilogue, "an Epilogue")
-        elif name.endswith("_extent") and value is None:
-            continue
-        elif name.startswith("type_"):
-            _require_choice(name, value, tuple(FLOAT_BYTES))
-        elif name == "precision_algorithm":
-            _require_choice(name, value, PRECISION_ALGORITHMS)
-        elif name == "compute_type":
-            _require_choice(name, value, COMPUTE_TYPES)
-        else:
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}={value!r}: must be an int")
-            if value < 0:
-                raise ValueError(f"{name}={value}: must not be negative")
-            if value >= 1 << 63:
-                raise ValueError(f"{name}={value}: must fit 63 bits")
-            if name.endswith("_alignment") and value not in (1, 2, 4, 8, 16):
-                raise ValueError(f"{name}={value}: must be 1, 2, 4, 8 or 16 (bytes)")
-    _validate_types(config)
-    _validate_layout(config)
-    _validate_groups(config)
-
-
-def _require_type(name: str, value: object, wanted: type, text: str) -> None:
-    if not isinstance(value, wanted):
-        raise TypeError(f"{name}={value!r}: must be {text}")
-
-
-def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{name}={value!r}: must be a name, one of {', '.join(choices)}")
-    if value not in choices:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(choices)}")
-
-
-def _validate_types(config: GroupedGemmConfig) -> None:
-    if config.type_c != config.type_d:
-        raise ValueError(f"type_c={config.type_c}: c must have out's type, type_d={config.type_d}")
-    double = "float64" in (config.type_a, config.type_b, config.type_d)
-    if double != (config.compute_type == "float64"):
-        raise ValueError(
-            f"compute_type={config.compute_type}: float64 accumulation goes with a float64 operand or output, "
-            f"got type_a={config.type_a}, type_b={config.type_b}, type_d={config.type_d}"
-        )
-    if config.compute_type == "tf32" and not config.type_a == config.type_b == "float32":
-        raise ValueError(f"compute_type=tf32: needs float32 operands, got {config.type_a} and {config.type_b}")
-    if config.compute_precision not in (0, 1, 2):
-        raise ValueError(f"compute_precision={config.compute_precision}: must be 0 (default), 1 (high) or 2 (highest)")
-
-
-def _validate_layout(config: GroupedGemmConfig) -> None:
-    c = config
-    checks = [
-        ("trans_a", c.trans_a, (c.lhs_strides[1], c.lhs_strides[2]), 0 if c.trans_a else 1),
-        ("trans_b", c.trans_b, (c.rhs_strides[2], c.rhs_strides[3]), 0 if c.trans_b else 1),
-        ("must_swap_operands", c.must_swap_operands, (c.output_strides[2], c.output_strides[3]), 1 if c.must_swap_operands else 0),
-    ]
-    for name, value, strides, axis in checks:
-        if inner_axis(strides, prefer_second=axis == 1) != axis:
-            raise ValueError(
-                f"{name}={value}: the inner axis must be the one with the smaller stride, got strides {strides[0]} and {strides[1]}"
-            )
-    mode = c.ragged_mode
-    if mode is RaggedDotMode.NON_CONTRACTING:
-        derived = {
-            "stride_ragged_dim": c.lhs_strides[1],
-            "output_stride_ragged_dim": c.output_strides[2],
-            "c_stride_ragged_dim": c.c_strides[2],
-        }
-    elif mode is RaggedDotMode.CONTRACTING:
-        derived = {"stride_ragged_dim": c.lhs_strides[2], "stride_group_dim": c.rhs_strides[2]}
-    else:
-        derived = {
-            "stride_ragged_dim": c.lhs_batch_stride,
-            "stride_group_dim": c.rhs_batch_stride,
-            "output_stride_ragged_dim": c.output_batch_stride,
-            "c_stride_ragged_dim": c.c_batch_stride,
-        }
-    for name, wanted in derived.items():
-        if getattr(c, name) != wanted:
-            raise ValueError(f"{name}={getattr(c, name)}: must be {wanted} in {mode.name} (GroupedGemmConfig says which)")
-    if 0 not in (c.m, c.n, c.batch_count):
-        axes = zip((c.group_count if mode is RaggedDotMode.CONTRACTING else 1, c.batch_count, c.m, c.n), c.output_strides, strict=True)
-        reach = 1
-        for extent, stride in sorted((axis for axis in axes if axis[0] > 1), key=lambda axis: axis[1]):
-            if stride < reach:
-                raise ValueError(
-                    f"output_leading_dim_stride={c.output_leading_dim_stride}: out's elements would overlap in memory, "
-                    f"its strides along (group, batch, m, n) are {c.output_strides}"
-                )
-            reach = stride * (extent - 1) + reach
-
-
-def _validate_groups(config: GroupedGemmConfig) -> None:
-    if config.group_total < config.group_count and config.ragged_mode is not RaggedDotMode.BATCH:
-        raise ValueError(f"group_total={config.group_total}: there must be at least group_count={config.group_count} group sizes")
-    if config.epilogue.bias and config.ragged_mode is not RaggedDotMode.NON_CONTRACTING:
-        raise ValueError(f"epilogue.bias: only NON_CONTRACTING takes a bias, not {config.ragged_mode.name}")

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from hipgroupgemm import hooks
 from hipgroupgemm.backends import get_backend, passed_over, select_backend
-from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm, as_limits
+from hipgroupgemm.backends.base import Arguments, Backend, Executable, MatmulAlgorithm, as_limits
 from hipgroupgemm.backends.ranges import with_ranges
-from hipgroupgemm.calls import Operands, gather
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.operands import arrays
-from hipgroupgemm.operands.dtypes import DTYPES
+from hipgroupgemm.dispatch import CallCache, PreparedCall, run, ticks
 from hipgroupgemm.operands.views import CPU, Device
-from hipgroupgemm.plan_operands import match_operands
-from hipgroupgemm.problem.bindings import with_scalars
-from hipgroupgemm.problem.dimension_numbers import RaggedDotAxes
-from hipgroupgemm.repeats import Repeat, Repeats, key_of
+from hipgroupgemm.problem.canonicalize import Problem, canonicalize_for_plan
+from hipgroupgemm.problem.parse import Call
+from hipgroupgemm.runtime import default_device, get_runtime
 from hipgroupgemm.runtime.streams import normalize_stream
 
 if TYPE_CHECKING:
-    from hipgroupgemm.store.store import StoredRecord
     from hipgroupgemm.tuning.engine import TuningProgress
     from hipgroupgemm.tuning.report import TuningReport
 
 __all__ = ["GroupedMatmulPlan", "MatmulAlgorithm"]
 
-_MEMO = 256
+_MOST_STREAMS = 64
 
 
 class GroupedMatmulPlan:
@@ -41,6 +40,7 @@ class GroupedMatmulPlan:
         backend: a backend's name ("hipblaslt", "triton", "reference"), which then runs it or refuses; None takes the one that tuning has
             found best and stored, else the first that can.
         device: a Device or "cpu", "cuda:0", "rocm:1"; None is the current GPU where there is one, else the CPU.
+        deterministic: only algorithms that give equal bits for equal inputs.
         use_store: whether to begin with the algorithm that tuning has found best and stored (of `backend`, where it is named); the store
             is looked at here and not again. HIPGROUPGEMM_TUNING_STORE=off turns that off for all plans.
 
@@ -50,28 +50,34 @@ class GroupedMatmulPlan:
     """
 
     def __init__(
-        self, config: GroupedGemmConfig, backend: str | None = None, device: Device | str | None = None, *, use_store: bool = True
+        self,
+        config: GroupedGemmConfig,
+        backend: str | None = None,
+        device: Device | str | None = None,
+        *,
+        deterministic: bool = False,
+        use_store: bool = True,
     ) -> None:
         if not isinstance(config, GroupedGemmConfig):
             raise TypeError(f"config: got {type(config).__name__}, wanted a GroupedGemmConfig")
         self.config = config
         self.key = config.key()
         self.device = _default_device() if device is None else Device.of(device)
+        self.last_use = 0
         self._named, self._use_store = backend, use_store
-        self._not_stored = ""  # why the algorithm is none that tuning has stored
-        self._stored: StoredRecord | None = self._look_up()
-        stored = self._stored
-        winner = None if stored is None else lambda *_: stored.backend
-        self._backend: Backend = select_backend(config, self.device, backend, winner)
-        self._algorithm: MatmulAlgorithm | None = None
-        if stored is not None and stored.backend == self._backend.name:
-            self._algorithm = stored.algorithm
+        self._lock = threading.RLock()
         self._executables: dict[int, Executable] = {}
         self._retired: list[Executable] = []  # dropped, but held by graphs
-        self._bindings: dict[Any, tuple[RaggedDotAxes, GroupedGemmConfig]] = {}
-        self._repeats = Repeats()
-        self._lock = threading.RLock()
-        self._closed = False
+        self._calls = CallCache()
+        self._closed = self._retiring = False
+        self._algorithm, self._origin = self._look_up(deterministic)
+        stored = self._algorithm
+        self._backend: Backend = select_backend(config, self.device, backend, None if stored is None else lambda *_: stored.backend)
+        if stored is not None and stored.backend != self._backend.name:
+            self._algorithm = None
+        if deterministic:
+            self.use_deterministic()
+        _plans.add(self)
 
     # ---- algorithms --------------------------------------------------------------------------------------------------------
 
@@ -115,23 +121,15 @@ class GroupedMatmulPlan:
             raise ValueError(f"algorithm: {name!r} belongs to backend {backend!r}, this plan runs on {self.backend!r}")
         with self._lock:
             self._require_open()
-            candidate = self._backend.find_algorithm(self.key, self.device, name, number)
-            if candidate is not None:
-                if candidate != self._algorithm:
-                    self._drop_executables()
-                    self._algorithm = candidate
-                self._not_stored = "pinned by set_algorithm"
+            found = self._backend.find_algorithm(self.key, self.device, name, number)
+            if found is not None:
+                self._take(found, "pinned by set_algorithm")
                 return
             known = self._backend.algorithms(self.key, self.device, as_limits(None, None))
-            same = [str(c.index) for c in known if c.name == name]
-            hint = (
-                f"that name has index {', '.join(same)} here"
-                if same
-                else f"it has {', '.join(f'{c.name!r} {c.index}' for c in known[:3])}{', ...' if len(known) > 3 else ''}"
-            )
-            raise ValueError(
-                f"algorithm: {self.backend} has no {name!r} with index {number} for this config ({hint}); see get_algorithms()"
-            )
+        same = [str(c.index) for c in known if c.name == name]
+        some = ", ".join(f"{c.name!r} {c.index}" for c in known[:3])
+        hint = f"that name has index {', '.join(same)} here" if same else f"it has {some}{', ...' if len(known) > 3 else ''}"
+        raise ValueError(f"algorithm: {self.backend} has no {name!r} with index {number} for this config ({hint}); see get_algorithms()")
 
     @property
     def algorithm(self) -> MatmulAlgorithm:
@@ -145,17 +143,14 @@ class GroupedMatmulPlan:
                 self._algorithm = guesses[0]
             return self._algorithm
 
-    def _look_up(self, *, deterministic: bool = False) -> StoredRecord | None:
-        """What the tuning store has for this plan."""
+    def _look_up(self, deterministic: bool) -> tuple[MatmulAlgorithm | None, str]:
+        """The algorithm that the tuning store has for this plan, or None; and what `explain` says of it."""
         if not self._use_store:
-            self._not_stored = "tuning store not used: use_store=False"
-            return None
-        from hipgroupgemm.store.store import default_store
-
-        why: list[str] = []
-        stored = default_store().lookup(self.key, self.device, backend=self._named, deterministic=deterministic, why_not=why.append)
-        self._not_stored = "".join(f"tuning store not used: {reason}" for reason in why)
-        return stored
+            return None, "tuning store not used: use_store=False"
+        stored, text = hooks.resolve("stored_lookup")(self.key, self.device, self._named, deterministic)
+        if stored is None:
+            return None, f"tuning store not used: {text}" if text else ""
+        return stored, f"from the tuning store: {text}"
 
     def use_deterministic(self) -> None:
         """Takes the best deterministic algorithm that tuning has stored, else the backend's best guess; NotImplementedError without any.
@@ -165,17 +160,12 @@ class GroupedMatmulPlan:
         with self._lock:
             if self.algorithm.deterministic:
                 return
-            stored = self._look_up(deterministic=True)
-            if stored is not None:
-                self._drop_executables()
-                self._backend, self._algorithm, self._stored = get_backend(stored.backend), stored.algorithm, stored
-                return
-            for candidate in self.get_algorithms():
-                if candidate.deterministic:
-                    self._drop_executables()
-                    self._algorithm = candidate
-                    return
-            raise NotImplementedError(f"{self.backend} has no deterministic algorithm for this config on {self.device}")
+            stored, origin = self._look_up(True)
+            if stored is None:
+                stored = next((found for found in self.get_algorithms() if found.deterministic), None)
+            if stored is None:
+                raise NotImplementedError(f"{self.backend} has no deterministic algorithm for this config on {self.device}")
+            self._take(stored, origin)
 
     def autotune(
         self,
@@ -196,8 +186,8 @@ class GroupedMatmulPlan:
     ) -> TuningReport:
         """Checks and times the candidates for this plan, takes the best, and stores it for later plans and for `ragged_dot`.
 
-        Every candidate is checked on the sizes that are tuned for and on hostile ones, in a child process that it may take down; a wrong,
-        crashing or hanging one is in the report with its reason and never taken. See `tuning.tune` for all that is not said here.
+        Every candidate is checked on the sizes that are tuned for and on adversarial ones, in a child process that it may take down; a
+        wrong, crashing or hanging one is in the report with its reason and never taken. `tuning.tune` says the rest.
 
         Args:
             group_sizes: integers to tune for, `(group_total,)`: one sample or several of real routing, host or device; None for balanced
@@ -218,35 +208,25 @@ class GroupedMatmulPlan:
                 Any other error that comes once tuning is done, as the plan was closed meanwhile, has the `report` too.
             TypeError, ValueError, NotImplementedError: as `tuning.tune`.
         """
-        from hipgroupgemm.tuning.adopt import tune_plan
-
+        settings = locals()
+        plan, sizes = settings.pop("self"), settings.pop("group_sizes")
         with self._lock:
             self._require_open()
-        return tune_plan(
-            self,
-            group_sizes,
-            store=store,
-            backends=self._named if backends is None else backends,
-            algorithms=algorithms,
-            max_algorithms=max_algorithms,
-            max_workspace_size=max_workspace_size,
-            deterministic=deterministic,
-            warmup=warmup,
-            repetitions=repetitions,
-            time_limit=time_limit,
-            seed=seed,
-            progress=progress,
-            isolate=isolate,
-        )
+        if backends is None:
+            settings["backends"] = self._named
+        report: TuningReport = hooks.resolve("autotune")(plan, sizes, **settings)
+        return report
 
-    def _take(self, algorithm: MatmulAlgorithm) -> None:
-        """Runs an algorithm of any backend from now on."""
+    def _take(self, algorithm: MatmulAlgorithm, origin: str = "") -> None:
+        """Runs an algorithm of any backend from now on; `origin` is what `explain` says of it."""
         with self._lock:
             self._require_open()
-            if algorithm != self._algorithm or algorithm.backend != self.backend:
+            if algorithm != self._algorithm:
                 self._drop_executables()
-                self._repeats.clear()
-            self._backend, self._algorithm, self._stored, self._not_stored = get_backend(algorithm.backend), algorithm, None, ""
+                self._calls.clear()
+            if not origin and algorithm.time is not None:
+                origin = f"tuned in this process: {algorithm.verdict}, median {algorithm.time:.3g} ms"
+            self._backend, self._algorithm, self._origin = get_backend(algorithm.backend), algorithm, origin
 
     @property
     def workspace_size(self) -> int:
@@ -256,9 +236,9 @@ class GroupedMatmulPlan:
     # ---- running -----------------------------------------------------------------------------------------------------------
 
     def prepare(self, stream: Any = None) -> None:
-        """Compiles and allocates ahead what `execute` needs on a stream, and what one graph capture of it needs.
+        """Compiles and allocates ahead what `execute` needs, so that the first call costs no more than the others.
 
-        The first call then costs no more than the others. A capture keeps what it uses until `close`, so each needs a call of this.
+        Once prepared on any stream of the device, or run there, the plan can be captured in graphs on every stream of it.
 
         Args:
             stream: a stream object or handle on the plan's device; None is the default stream.
@@ -295,7 +275,7 @@ class GroupedMatmulPlan:
                 device they are never read back; on the host they are checked at once.
             out: where to write; None makes an array of lhs's framework.
             c: like out; may be exactly out; needed where beta is not 0.
-            bias: (g, n), out's type; needed exactly where the config's epilogue is BIAS.
+            bias: (g, n), out's type; needed exactly where the config's epilogue has one.
             alpha, beta: real; None takes the config's. beta must be 0 exactly where the config's is.
             group_offset: the first group computed: a host int or a (1,) integer array on the device.
             tail: "zero" gives uncovered rows beta * c, "undefined" leaves them as they are (NON_CONTRACTING).
@@ -307,64 +287,42 @@ class GroupedMatmulPlan:
             TypeError, ValueError: operands that are not this plan's; the text names the argument.
             RuntimeError: the plan is closed, or the device failed.
         """
-        key = None
-        if stream is None and workspace is None and check == "none" and (offs is None) != (group_sizes is None):
-            sizes = group_sizes if offs is None else offs
-            key = key_of((lhs, rhs, sizes, out, c, bias), alpha, beta, group_offset, (offs is None, tail))
-            repeat = self._repeats.get(key) if key is not None else None
-            if repeat is not None:
-                return self._run_again(repeat, out)
-        alpha = self.config.alpha if alpha is None else alpha
-        beta = self.config.beta if beta is None else beta
-        operands = gather(
-            lhs,
-            rhs,
-            group_sizes,
-            offs=offs,
-            out=out,
-            c=c,
-            bias=bias,
-            alpha=alpha,
-            beta=beta,
-            group_offset=group_offset,
-            tail=tail,
-            check=check,
-            stream=stream,
-            workspace=workspace,
-        )
-        if operands.device != self.device:
-            raise ValueError(f"lhs is on {operands.device}, but this plan runs on {self.device}; move it, or make a plan there")
-        config = self._bind(operands)
-        self._run(operands, config)
-        if key is not None:
-            self._repeats.remember(key, operands, config, made=out is None, holder=None)
-        return arrays.deliver(operands.out_object, operands.lhs, operands.device) if out is None else arrays.written(out, operands.output)
+        arguments = locals()
+        del arguments["self"]
+        if alpha is None:
+            arguments["alpha"] = self.config.alpha
+        if beta is None:
+            arguments["beta"] = self.config.beta
+        return run(arguments, self._calls, _settings, self._prepare_call, _no_config)
 
-    def _run_again(self, repeat: Repeat, out: Any) -> Any:
-        """Makes a call again that was looked at before; out is the caller's, or None where it is made anew."""
-        arguments = repeat.arguments
-        pointer = arguments.pointers["out"]
-        given = out
-        if out is None:
-            out, pointer = repeat.output()
-        elif repeat.like.framework == "torch":
-            arrays.tensor_written(out)
+    def _prepare_call(self, call: Call, arguments: dict[str, Any]) -> PreparedCall:
+        """Looks at a call's operands: they are this plan's, or an error says where they differ."""
+        del arguments
         with self._lock:
+            self._require_open()
+        if call.device != self.device:
+            raise ValueError(f"lhs is on {call.device}, but this plan runs on {self.device}; move it, or make a plan there")
+        if call.alpha != 1 and "alpha" not in self._backend.features:
+            raise NotImplementedError(f"backend {self.backend!r} refuses: it does not have alpha")
+        return PreparedCall(self, canonicalize_for_plan(call, self.key), call)
+
+    def launch(self, arguments: Arguments) -> bool:
+        """Runs arguments that are checked, on their stream; false where the plan is closed. The lock spans all launches of the call."""
+        with self._lock:
+            if self._closed:
+                return False
+            self.last_use = next(ticks)
             executable = self._executables.get(arguments.stream)
             if executable is None:
                 executable = self._executable(arguments.stream)
-            arguments.pointers["out"] = pointer
+            if arguments.workspace is not None and arguments.workspace.reach < self.workspace_size:
+                raise ValueError(f"workspace: has {arguments.workspace.reach} bytes, the algorithm needs {self.workspace_size}")
             executable.execute(arguments)
-        return out if given is None else repeat.written(out)
-
-    def _run(self, operands: Operands, config: GroupedGemmConfig) -> None:
-        """Runs operands that are checked and bound. The lock spans all launches of the call."""
-        operands.check_capture()
-        workspace = operands.workspace
-        with self._lock:
-            if workspace is not None and workspace.reach < self.workspace_size:
-                raise ValueError(f"workspace: has {workspace.reach} bytes, the algorithm needs {self.workspace_size}")
-            operands.run(self._executable(operands.stream), config)
+            if arguments.check == "sync":
+                self._raise_fault(executable)
+        if self._retiring:
+            self.close()
+        return True
 
     def check(self, stream: Any = None) -> None:
         """Waits for the stream; raises a ValueError naming group, wanted and left if a call on it was given wrong sizes.
@@ -374,7 +332,11 @@ class GroupedMatmulPlan:
         with self._lock:
             self._require_open()
             executable = self._executables.get(normalize_stream(self.device.kind, stream))
-            fault = executable.check() if executable is not None else None
+            if executable is not None:
+                self._raise_fault(executable)
+
+    def _raise_fault(self, executable: Executable) -> None:
+        fault = executable.check()
         if fault is not None:
             fault.throw(self.config.ragged_extent)
 
@@ -388,7 +350,7 @@ class GroupedMatmulPlan:
                 f"{c.type_a} x {c.type_b} -> {c.type_d}",
                 f"device {self.device}, backend {self.backend}, algorithm {algorithm.index} {algorithm.name}, "
                 f"workspace {algorithm.workspace_size} bytes, {'' if algorithm.deterministic else 'not '}deterministic",
-                *self._origin(algorithm),
+                self._origin,
                 f"serves ragged extents up to {c.capacity}",
                 f"strides in elements: lhs (batch, m, k) {c.lhs_strides}, rhs (group, batch, k, n) {c.rhs_strides}, "
                 f"out (group, batch, m, n) {c.output_strides}; "
@@ -396,27 +358,37 @@ class GroupedMatmulPlan:
                 self._executable(normalize_stream(self.device.kind, None)).explain(),
             ]
             lines += [f"passed over: {reason}" for reason in passed_over(self.key, self.device, self.backend)]
-            return "\n".join(lines)
-
-    def _origin(self, algorithm: MatmulAlgorithm) -> list[str]:
-        """What `explain` says of where the algorithm comes from."""
-        if self._stored is not None and self._stored.algorithm == algorithm:
-            return [f"from the tuning store: {self._stored.describe()}"]
-        if algorithm.time is not None:
-            return [f"tuned in this process: {algorithm.verdict}, median {algorithm.time:.3g} ms"]
-        return [self._not_stored] if self._not_stored else []
+            return "\n".join(line for line in lines if line)
 
     # ---- life --------------------------------------------------------------------------------------------------------------
 
+    @property
+    def captured(self) -> bool:
+        """Whether a graph capture used this plan: its scratch then stays until `close`, and no cache evicts it."""
+        return bool(self._retired) or any(executable.in_graph() for executable in list(self._executables.values()))
+
     def close(self) -> None:
-        """Frees everything the plan holds. Closing twice is fine; every other call raises a RuntimeError from then on."""
+        """Frees everything the plan holds. Closing twice is fine; every other call raises a RuntimeError from then on.
+
+        Graphs that were captured with it must not be launched any more.
+        """
         with self._lock:
             if not self._closed:
-                self._drop_executables()
-                for executable in self._retired:
-                    executable.close()
-                self._retired.clear()
                 self._closed = True
+                self._calls.clear()
+                for executable in (*self._executables.values(), *self._retired):
+                    executable.close()
+                self._executables.clear()
+                self._retired.clear()
+
+    def retire(self) -> None:
+        """Closes the plan as soon as no call uses it, without waiting: for caches."""
+        self._retiring = True
+        if self._lock.acquire(blocking=False):  # else the call that holds it closes the plan when it is done
+            try:
+                self.close()
+            finally:
+                self._lock.release()
 
     def __enter__(self) -> GroupedMatmulPlan:
         """The plan itself."""
@@ -426,6 +398,9 @@ class GroupedMatmulPlan:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Closes the plan."""
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a plan holds device memory: it can be neither copied nor pickled; make another from plan.config")
 
     def __repr__(self) -> str:
         c = self.config
@@ -439,10 +414,21 @@ class GroupedMatmulPlan:
     def _executable(self, stream: int) -> Executable:
         self._require_open()
         found = self._executables.get(stream)
-        if found is None:
-            algorithm = self.algorithm
-            made = self._backend.prepare(self.key, self.device, algorithm, stream)
-            found = self._executables[stream] = with_ranges(made, self.key, self.device.kind, f"{self.backend} {algorithm.name}")
+        if found is not None:
+            return found
+        if self.device.kind != "cpu" and not self._executables:
+            runtime = get_runtime(self.device.kind)
+            with runtime.use_device(self.device.index):
+                if runtime.is_capturing(stream):
+                    raise RuntimeError(
+                        "this plan has not run yet, and what it needs cannot be made during a graph capture; call it once before, on any "
+                        "stream of the device, or plan.prepare()"
+                    )
+        algorithm = self.algorithm
+        if len(self._executables) >= _MOST_STREAMS:
+            self._drop_executables()
+        made = self._backend.prepare(self.key, self.device, algorithm, stream)
+        found = self._executables[stream] = with_ranges(made, self.key, self.device.kind, f"{self.backend} {algorithm.name}")
         return found
 
     def _drop_executables(self) -> None:
@@ -454,35 +440,30 @@ class GroupedMatmulPlan:
                 executable.close()
         self._executables.clear()
 
-    # ---- operands to config ------------------------------------------------------------------------------------------------
-
-    def _bind(self, operands: Operands) -> GroupedGemmConfig:
-        """The config of exactly these operands; its key at this plan's capacity is this plan's key, or an error says where it differs."""
-        o = operands
-        memo = (
-            *(None if v is None else v.signature() for v in (o.lhs, o.rhs, o.sizes, o.out, o.c, o.bias)),
-            o.group_offset is None,
-            bool(o.beta),
-        )
-        found = self._bindings.get(memo)
-        if found is None:
-            axes, config = match_operands(self.key, o)
-            if len(self._bindings) >= _MEMO:
-                self._bindings.clear()
-            self._bindings[memo] = found = (axes, config)
-        axes, config = found
-        o.validate_host_values(axes)
-        o.take_output(axes.out_shape, DTYPES[self.key.type_d])
-        return with_scalars(config, o.alpha, o.beta)
-
 
 def _default_device() -> Device:
     """The current GPU where a runtime is there, else the CPU."""
-    from hipgroupgemm import runtime
+    found = default_device()
+    return CPU if found is None else Device(*found)
 
-    for kind in runtime.KINDS:
-        try:
-            return Device(kind, runtime.get_runtime(kind).current_device())
-        except runtime.RuntimeUnavailable:
-            continue
-    return CPU
+
+def _settings(arguments: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells calls of one plan apart beside operands, scalars and tail: nothing."""
+    del arguments
+    return ()
+
+
+def _no_config(call: Call, arguments: dict[str, Any], problem: Problem) -> NoReturn:
+    raise RuntimeError(f"the operands do not collapse to a config: {problem.reason}")
+
+
+_plans: weakref.WeakSet[GroupedMatmulPlan] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A forked child may find a lock taken by a thread that it does not have."""
+    for plan in list(_plans):
+        plan._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,24 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+class FakeRuntime:
+    """What is set here takes the place of the runtime's function of that name, wherever the package has imported it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        object.__setattr__(self, "_monkeypatch", monkeypatch)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        runtime = importlib.import_module("hipgroupgemm.runtime")
+        real = getattr(runtime, name)
+        for module in [module for key, module in sys.modules.items() if key.startswith("hipgroupgemm")]:
+            if getattr(module, name, None) is real:
+                self._monkeypatch.setattr(module, name, value)
+
+
 @pytest.fixture
-def fake_runtime(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """A stand-in for `hipgroupgemm.runtime`, which asks drivers: tests say what it answers."""
-    module = types.ModuleType("hipgroupgemm.runtime")
-    monkeypatch.setitem(sys.modules, "hipgroupgemm.runtime", module)
-    monkeypatch.setattr("hipgroupgemm.runtime", module, raising=False)
-    return module
+def fake_runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    """Stands for drivers: tests say what the functions of `hipgroupgemm.runtime` answer."""
+    return FakeRuntime(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

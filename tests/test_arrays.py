@@ -52,6 +52,7 @@ def test_masked_arrays_are_refused(name, rng):
         "rhs": rhs,
         "group_sizes": np.array(SIZES),
         "c": np.zeros((12, 5), np.float32),
+        "beta": 1.0,
         "bias": np.zeros((3, 5), np.float32),
     }
     arguments["out"] = np.zeros((12, 5), np.float32)

@@ -140,10 +140,10 @@ def test_repeated_calls_are_forgotten_with_the_backend(register, rng, monkeypatc
     slow_reference(monkeypatch)
     register(["good:1"])
     with hgg.GroupedMatmulPlan(config(), device="cpu") as plan:
-        plan._repeats["a call"] = None
+        plan._calls.put("a call", None)
         plan.autotune(isolate=False, store=False, **FAST)
         assert plan.backend == "double"
-        assert not plan._repeats
+        assert not len(plan._calls)
 
 
 def test_where_nothing_is_right_the_plan_stays_and_says_why(register, rng):

@@ -14,8 +14,8 @@ import hipgroupgemm as hgg
 from hipgroupgemm import GroupedMatmulPlan, backends, register_backend, unregister_backend
 from hipgroupgemm.backends import backend_names, get_backend, select_backend
 from hipgroupgemm.backends.base import Arguments
+from hipgroupgemm.dispatch import PlanCache
 from hipgroupgemm.operands.views import CPU, Device
-from hipgroupgemm.plan_cache import PlanCache
 from hipgroupgemm.problem.groups import GroupFault
 
 Spec = hgg.ArraySpec
@@ -194,7 +194,14 @@ def test_a_backend_gets_the_exact_problem_and_addresses(registered, rng):
         plan.execute(lhs[:33], rhs, offs=np.cumsum(sizes // 2), out=out[:33], bias=bias, alpha=2, tail="undefined", check="sync", stream=5)
     (call,) = double.calls
     assert isinstance(call, Arguments)
-    wanted = {"lhs": lhs.ctypes.data, "rhs": rhs.ctypes.data, "out": out.ctypes.data, "bias": bias.ctypes.data, "c": 0}
+    wanted = {
+        "lhs": lhs.ctypes.data,
+        "rhs": rhs.ctypes.data,
+        "out": out.ctypes.data,
+        "bias": bias.ctypes.data,
+        "c": 0,
+        "group_sizes": call.group_sizes.pointer,
+    }
     assert call.pointers == wanted
     assert (call.config.m, call.config.alpha, call.config.beta) == (33, 2.0, 0.0)
     assert call.config.key(36) == plan.key
@@ -340,14 +347,20 @@ def test_a_backend_that_is_gone_or_new_is_not_served_from_the_cache(registered, 
     assert (len(newer.calls), len(again.calls)) == (1, 1)
 
 
+def plan_of(cache, config, device, backend, deterministic):
+    """The cache's plan for these, as the functions ask for it."""
+    key = (config.key(), device, backend, deterministic)
+    return cache.get(key, lambda: GroupedMatmulPlan(config, backend, device, deterministic=deterministic))
+
+
 def test_the_cache_is_bounded_and_drops_the_least_recently_used(registered):
     double = registered(DoubleBackend())
     cache = PlanCache(3)
 
     def use(n):
-        with cache.lease(config_of(n=n), CPU, "double", False) as plan:
-            plan.prepare()
-            return plan
+        plan = plan_of(cache, config_of(n=n), CPU, "double", False)
+        plan.prepare()
+        return plan
 
     plans = {n: use(n) for n in (1, 2, 3)}
     assert use(1) is plans[1]
@@ -378,13 +391,11 @@ def test_plans_are_kept_apart_by_key_device_backend_and_determinism(registered):
         (config_of(m=37), CPU, None, False),
         (config_of(m=35, dtype="bfloat16"), CPU, None, False),
     ]:
-        with cache.lease(*key) as plan:
-            assert plan not in seen
-            seen.add(plan)
-        with cache.lease(*key) as again:
-            assert again is plan
-    with cache.lease(config_of(m=33), CPU, None, False) as plan:  # the capacity of both is 36
-        assert plan in seen
+        plan = plan_of(cache, *key)
+        assert plan not in seen
+        seen.add(plan)
+        assert plan_of(cache, *key) is plan
+    assert plan_of(cache, config_of(m=33), CPU, None, False) in seen  # the capacity of both is 36
     cache.clear()
 
 
@@ -394,16 +405,15 @@ def test_a_plan_evicted_while_in_use_is_closed_only_afterwards(registered, rng):
     cache, arguments, results = PlanCache(1), operands(rng), []
 
     def work():
-        with cache.lease(config_of(), CPU, "double", False) as plan:
-            results.append(plan.execute(*arguments))
+        results.append(plan_of(cache, config_of(), CPU, "double", False).execute(*arguments))
 
     thread = threading.Thread(target=work)
     thread.start()
     assert double.entered.wait(60)
     double.entered = None
     busy = double.executables[0]
-    with cache.lease(config_of(n=9), CPU, "double", False):
-        assert not busy.closed
+    plan_of(cache, config_of(n=9), CPU, "double", False)
+    assert not busy.closed
     cache.clear()
     assert not busy.closed
     double.go_on.set()

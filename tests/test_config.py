@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import itertools
 import json
-import math
 import pickle
 
 import numpy as np
@@ -18,7 +17,6 @@ from oracle import group_rows
 
 import hipgroupgemm as hgg
 from hipgroupgemm.config import FLOAT32_MAX, capacity_of
-from hipgroupgemm.problem.bindings import with_scalars
 
 Spec = hgg.ArraySpec
 
@@ -310,7 +308,7 @@ def test_packed_column_major_operands_of_one_capacity_share_a_key():
 
 def test_c_is_no_part_of_a_key_whose_beta_is_zero():
     c = Spec((40, 24), "bfloat16", strides=(100, 2))
-    plain, with_c = forward_config(), forward_config(c=c)
+    plain, with_c = forward_config(), forward_config(c=c, beta=0)
     assert plain.key() == with_c.key()
     assert forward_config(c=c, beta=1).key() != forward_config(c=Spec((40, 24), "bfloat16"), beta=1).key()
 
@@ -477,11 +475,19 @@ def test_flops_without_sizes_count_every_row():
     assert batched.min_bytes() == 4 * 5 * (40 * 16 + 3 * 16 * 24 + 40 * 24)
 
 
-def test_flops_of_wrong_sizes_are_those_of_the_clamped_ones():
+def test_flops_refuse_the_sizes_that_everything_else_refuses():
     config = forward_config(40, 24, 16)
-    assert config.flops([30, 30, -5]) == config.flops() == 2 * 40 * 24 * 16
-    assert config.flops([-1, 5, 0]) == 2 * 5 * 24 * 16
-    assert math.isclose(config.flops([0, 0, 0]), 0)
+    assert config.flops() == config.flops(np.array([30, 10, 0])) == 2 * 40 * 24 * 16
+    assert config.flops([0, 0, 0]) == 0
+    for work in (config.flops, config.min_bytes):
+        with pytest.raises(ValueError, match="group 1 has 30 rows, 10 are left of 40"):
+            work([30, 30, 0])
+        with pytest.raises(ValueError, match="group 0 has -1 rows"):
+            work([-1, 5, 0])
+        with pytest.raises(TypeError, match="got 2 sizes, wanted 3"):
+            work([1, 2])
+        with pytest.raises(TypeError, match=r"group 2 has 1\.0, wanted an integer"):
+            work([1, 2, 1.0])
 
 
 def test_with_scalars_is_replace_that_keeps_the_key():
@@ -489,12 +495,12 @@ def test_with_scalars_is_replace_that_keeps_the_key():
         Spec((40, 16), "float32"), Spec((3, 16, 24), "float32"), Spec((3,), "int32"), c=Spec((40, 24), "float32"), beta=2
     )
     key, before = config.key(), hash(config)
-    other = with_scalars(config, 3.0, -1.0)
+    other = config.with_scalars(3.0, -1.0)
     assert other == dataclasses.replace(config, alpha=3.0, beta=-1.0)
     assert hash(other) == hash(dataclasses.replace(config, alpha=3.0, beta=-1.0)) != before
     assert other.key() is key
     assert hgg.GroupedGemmConfig.from_json(other.to_json()) == pickle.loads(pickle.dumps(other)) == other
     assert (config.alpha, config.beta, hash(config)) == (1.0, 2.0, before)
-    assert with_scalars(config, 1.0, 2.0) is config
+    assert config.with_scalars(1.0, 2.0) is config
     with pytest.raises(ValueError, match=r"beta=0\.0: is another key"):
-        with_scalars(config, 1.0, 0.0)
+        config.with_scalars(1.0, 0.0)

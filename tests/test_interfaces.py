@@ -292,7 +292,7 @@ def test_devices_that_differ_are_an_error_that_names_both(two_gpus):
             assert word in str(caught.value)
     for name, array in [("out", out), ("c", out), ("bias", CudaArray((3, 5), "<f4", second))]:
         with pytest.raises(ValueError, match=f"{name} is on rocm:1, but lhs is on rocm:0"):
-            hgg.config_for_ragged_dot(lhs, rhs, sizes, **{name: array})
+            hgg.config_for_ragged_dot(lhs, rhs, sizes, beta=float(name == "c"), **{name: array})
     with pytest.raises(ValueError, match="group_offset is on rocm:1, but lhs is on rocm:0"):
         hgg.config_for_ragged_dot(lhs, rhs, sizes, group_offset=CudaArray((1,), "<i4", second))
     assert hgg.config_for_ragged_dot(lhs, rhs, np.array(SIZES)).m == 12  # group sizes may lie on the host

@@ -393,7 +393,7 @@ def test_the_memo_is_bounded(plan, rng):
         m = index % 41
         lhs = random_values(rng, (m, 16), "float32")
         plan.execute(lhs, rhs, random_sizes(rng, m, 3), alpha=index + 1)
-    assert len(plan._bindings) <= 256
+    assert len(plan._calls) <= 512
 
 
 # ---- threads and life ----------------------------------------------------------------------------------------------------------

@@ -324,6 +324,7 @@ def test_float8(lhs, rng):
     ("settings", "kind", "words"),
     [
         ({"beta": 1}, ValueError, ("beta=1.0", "c")),
+        ({"c": np.ones((4, 5), np.float32)}, ValueError, ("beta", "beta=1.0", "c")),
         ({"alpha": float("nan")}, ValueError, ("alpha", "finite")),
         ({"alpha": float("inf")}, ValueError, ("alpha", "finite")),
         ({"alpha": 1j}, NotImplementedError, ("alpha", "real")),
@@ -343,8 +344,8 @@ def test_float8(lhs, rng):
         ({"group_offset": True}, TypeError, ("group_offset", "bool", "int")),
         ({"group_offset": np.array([0, 1])}, TypeError, ("group_offset", "(2,)", "(1,)")),
         ({"group_offset": np.array([0.0])}, TypeError, ("group_offset", "float64", "integer")),
-        ({"c": np.ones((4, 5), np.float64)}, TypeError, ("c:", "float64", "float32")),
-        ({"c": np.ones((5, 4), np.float32)}, TypeError, ("c:", "(5, 4)", "(4, 5)")),
+        ({"c": np.ones((4, 5), np.float64), "beta": 1}, TypeError, ("c:", "float64", "float32")),
+        ({"c": np.ones((5, 4), np.float32), "beta": 1}, TypeError, ("c:", "(5, 4)", "(4, 5)")),
         ({"bias": np.ones(5, np.float32)}, TypeError, ("bias", "(5,)", "(2, 5)")),
         ({"bias": np.ones((2, 5), np.float16)}, TypeError, ("bias", "float16", "float32")),
         ({"out": np.ones((4, 5), np.float64)}, TypeError, ("out", "float64", "float32", "preferred_element_type")),
@@ -405,10 +406,10 @@ def test_scalars_are_finite_in_the_type_of_the_accumulator(name):
     ]:
         lhs, rhs, c = (np.zeros(shape, dtype_of(dtype)) for shape in ((4, 3), (2, 3, 5), (4, 5)))
         if fits:
-            assert not np.asarray(hgg.ragged_dot(lhs, rhs, [1, 3], c=c, **{name: value})).astype(float).any()
+            assert not np.asarray(hgg.ragged_dot(lhs, rhs, [1, 3], c=c, **{"beta": 0.0, name: value})).astype(float).any()
             continue
         with pytest.raises(ValueError, match=name):
-            hgg.ragged_dot(lhs, rhs, [1, 3], c=c, **{name: value})
+            hgg.ragged_dot(lhs, rhs, [1, 3], c=c, **{"beta": 0.0, name: value})
         config = hgg.config_for_ragged_dot(lhs, rhs, [1, 3], c=c, beta=1)
         with pytest.raises(ValueError, match=name):
             dataclasses.replace(config, **{name: value})
@@ -442,7 +443,7 @@ def test_alpha_and_beta_that_change_with_every_call_are_the_call_s_own(rng):
                 plan.execute(lhs, rhs, [2, 4], c=c, alpha=alpha, beta=beta),
             ):
                 np.testing.assert_allclose(result, alpha * plain + beta * c, rtol=1e-13, atol=1e-13)
-            np.testing.assert_allclose(hgg.ragged_dot(lhs, rhs, [2, 4], c=c, alpha=alpha), alpha * plain, rtol=1e-13, atol=1e-13)
+            np.testing.assert_allclose(hgg.ragged_dot(lhs, rhs, [2, 4], c=c, alpha=alpha, beta=0), alpha * plain, rtol=1e-13, atol=1e-13)
 
 
 def test_float64_results_are_rounded_once():

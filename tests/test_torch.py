@@ -337,3 +337,52 @@ def test_out_may_be_an_inference_tensor():
         out = torch.empty(8, 4)
         hgg.ragged_dot(torch.ones(8, 4), torch.ones(2, 4, 4), torch.tensor([3, 5]), out=out)
     assert (out == 4).all()
+
+
+# ---- transformations, which would not see the call -------------------------------------------------------------------------------
+
+
+def layer(lhs, rhs=None):
+    rhs = torch.ones(2, 4, 6) if rhs is None else rhs
+    return hgg.ragged_dot(lhs, rhs, torch.tensor([2, 3]))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch warns of its own use of TorchScript
+@pytest.mark.parametrize("warm", [False, True])
+def test_transformations_are_refused_by_name(warm):
+    lhs, rhs = torch.randn(5, 4), torch.randn(2, 4, 6)
+    if warm:
+        layer(lhs, rhs)  # what is remembered must not be taken
+    tangent = torch.randn(5, 4)
+    for transformed in (
+        lambda: torch.func.linearize(layer, lhs),
+        lambda: torch.func.jvp(layer, (lhs,), (tangent,)),
+        lambda: torch.func.vjp(layer, lhs),
+        lambda: torch.func.grad(lambda x: layer(x).sum())(lhs),
+        lambda: torch.func.vmap(layer)(torch.randn(3, 5, 4)),
+    ):
+        with pytest.raises(NotImplementedError, match=r"lhs: is (inside a torch\.func|being traced)"):  # linearize traces
+            transformed()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(lhs, tangent)
+        with pytest.raises(NotImplementedError, match="lhs: carries a forward-mode tangent"):
+            layer(dual, rhs)
+        assert torch.equal(layer(lhs, rhs), layer(lhs, rhs))  # no tangent, nothing lost
+    with pytest.raises(NotImplementedError, match=r"(lhs|rhs): is inside a torch\.func"):
+        torch.func.vmap(lambda w: layer(lhs, w))(torch.randn(3, 2, 4, 6))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of its own: of tracing constants, of nested tensors
+def test_tracing_is_refused_by_name():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    lhs, rhs = torch.randn(5, 4), torch.randn(2, 4, 6)
+    layer(lhs, rhs)
+    for mode in ("real", "fake", "symbolic"):
+        with pytest.raises(NotImplementedError, match=r"(lhs|rhs|group_sizes): is (being traced|a FakeTensor)"):
+            make_fx(layer, tracing_mode=mode)(lhs, rhs)
+    with pytest.raises(NotImplementedError, match=r"being traced by torch\.jit\.trace"):
+        torch.jit.trace(layer, (lhs, rhs))
+    nested = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)])
+    with pytest.raises(NotImplementedError, match="lhs: is a nested tensor"):
+        layer(nested, rhs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 from collections.abc import Callable, Iterable
 
@@ -18,6 +19,7 @@ __all__ = [
     "register_backend",
     "registry_version",
     "select_backend",
+    "selection",
     "selection_changed",
     "unregister_backend",
 ]
@@ -36,7 +38,22 @@ _DEVICE_KINDS = ("cpu", "cuda", "rocm")
 _lock = threading.RLock()
 _kinds: dict[str, tuple[str, ...]] = {name: kinds for name, (_, kinds) in _BUILTIN.items()}  # replaced, never changed: read without a lock
 _loaded: dict[str, Backend] = {}
-_changes = 0
+
+
+class _Selection:
+    version = 0
+
+
+selection = _Selection()
+"""Its version changes when a backend comes or goes or tuning results are stored: the same call may be given to another backend then."""
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread that held it at the fork is not in the child
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def register_backend(backend: Backend, kinds: Iterable[str], *, first: bool = False) -> None:
@@ -46,7 +63,7 @@ def register_backend(backend: Backend, kinds: Iterable[str], *, first: bool = Fa
         TypeError: no instance of a backend, a name that is no string, or kinds that are no sequence of names.
         ValueError: an unknown kind of device, or a backend of that name is there already.
     """
-    global _changes, _kinds
+    global _kinds
     if not isinstance(backend, Backend):
         raise TypeError(f"backend={backend!r}: wanted an instance of a subclass of backends.base.Backend")
     if not isinstance(getattr(backend, "name", None), str) or not backend.name:
@@ -63,30 +80,29 @@ def register_backend(backend: Backend, kinds: Iterable[str], *, first: bool = Fa
         entry = {backend.name: kinds}
         _loaded[backend.name] = backend
         _kinds = {**entry, **_kinds} if first else {**_kinds, **entry}
-        _changes += 1
+        selection.version += 1
 
 
 def unregister_backend(name: str) -> None:
     """Removes a backend that `register_backend` added; raises ValueError for any other name."""
-    global _changes, _kinds
+    global _kinds
     with _lock:
         if name in _BUILTIN or name not in _kinds:
             raise ValueError(f"backend {name!r} was not added by register_backend")
         _kinds = {other: kinds for other, kinds in _kinds.items() if other != name}
         del _loaded[name]
-        _changes += 1
+        selection.version += 1
 
 
 def registry_version() -> int:
-    """Changes whenever a backend comes or goes or tuning results are stored: what was selected before may be selected otherwise now."""
-    return _changes
+    """`selection.version`."""
+    return selection.version
 
 
 def selection_changed() -> None:
     """Makes `registry_version` another one: what `select_backend`'s `stored` answers has changed."""
-    global _changes
     with _lock:
-        _changes += 1
+        selection.version += 1
 
 
 def backend_names() -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.views import ArrayView, Device
-from hipgroupgemm.problem.groups import GroupFault
+from hipgroupgemm.problem.groups import GroupBounds, GroupFault
 from hipgroupgemm.version import __version__
 
 __all__ = ["AlgorithmLimits", "Arguments", "Backend", "Device", "Executable", "MatmulAlgorithm", "versions_of"]
@@ -58,7 +58,7 @@ class Arguments:
 
     Attributes:
         config: the problem; its key at the plan's capacity is the plan's key.
-        pointers: by role ("lhs", "rhs", "out", "c", "bias"), the address of the operand's first element; c is 0 when beta is 0, and an
+        pointers: by role ("lhs", "rhs", "out", "group_sizes", "c", "bias"), the address of its first element; c is 0 when beta is 0, and an
             operand that the config does not have is 0 or not there.
         group_sizes: the sizes, or the end offsets where `ends` is true; on the device or, already validated, on the host. Its shape is
             (group_total,), or (batch, group_total) where the config's sizes_per_batch is true, with any strides, 0 included.
@@ -68,6 +68,7 @@ class Arguments:
         check: "none" or "sync".
         stream: device handle of the stream.
         workspace: the caller's own workspace, or None.
+        bounds: of all groups, where the sizes are on the host and have been scanned already.
     """
 
     config: GroupedGemmConfig
@@ -79,6 +80,7 @@ class Arguments:
     check: str
     stream: int
     workspace: ArrayView | None = None
+    bounds: GroupBounds | None = None
 
     def host_group_offset(self) -> int:
         """The group offset where it is known on the host; raises RuntimeError where it lies on a device."""

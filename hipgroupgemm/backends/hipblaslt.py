@@ -15,10 +15,9 @@ from hipgroupgemm import native
 from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Backend, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.backends.device_kernels import DeviceKernels
 from hipgroupgemm.backends.hipblaslt_terms import COMPUTE, TYPES, Refused, Terms, patch_record, terms_of
-from hipgroupgemm.backends.reference import numpy_view
 from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, RAGGED_N, RECORD_BYTES, ScanArguments, fault_from_bytes
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.operands.views import ArrayView, packed_strides
+from hipgroupgemm.operands.views import ArrayView, numpy_view, packed_strides
 from hipgroupgemm.problem.groups import GroupFault
 from hipgroupgemm.runtime import RuntimeUnavailable, get_runtime
 from hipgroupgemm.runtime.pinned import PinnedRing

@@ -6,7 +6,7 @@ float32, the result is rounded once. `compute` is the operation itself on NumPy 
 
 from __future__ import annotations
 
-import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -14,24 +14,14 @@ import numpy as np
 from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Backend, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.dtypes import DTYPES
+from hipgroupgemm.operands.views import host_array, numpy_view
+from hipgroupgemm.problem.dimension_numbers import RaggedDotAxes
 from hipgroupgemm.problem.groups import GroupBounds, scan, select_groups
+from hipgroupgemm.problem.parse import Call
 
-__all__ = ["ReferenceBackend", "compute", "numpy_view"]
+__all__ = ["ReferenceBackend", "compute", "compute_call", "numpy_view"]
 
 Array = np.ndarray[Any, Any]
-
-
-def numpy_view(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """A NumPy array over host memory that somebody else keeps alive; strides in bytes, none negative.
-
-    Works for every dtype (NumPy's own DLPack import takes neither bf16 nor fp8). An array of no elements has memory of its own.
-    """
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    reach = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + dtype.itemsize
-    memory: Any = (ctypes.c_char * reach).from_address(pointer)
-    view: Array = np.ndarray(shape, dtype, memory, 0, strides)
-    return view
 
 
 def widen(values: Array, dtype: np.dtype[Any]) -> Array:
@@ -304,9 +294,10 @@ def run_config(config: GroupedGemmConfig, arguments: Arguments) -> None:
         bias = view(arguments.pointers["bias"], config.type_d, (groups, config.n), (config.bias_group_stride, config.bias_inner_stride))
     bounds = None
     if mode is not RaggedDotMode.BATCH:
-        sizes = arguments.group_sizes
-        host = numpy_view(sizes.pointer, sizes.shape, sizes.strides, sizes.dtype)
-        bounds = select_groups(scan(host, config.ragged_extent, ends=arguments.ends), arguments.host_group_offset(), groups)
+        bounds = arguments.bounds
+        if bounds is None:
+            bounds = scan(host_array(arguments.group_sizes), config.ragged_extent, ends=arguments.ends)
+        bounds = select_groups(bounds, arguments.host_group_offset(), groups)
     compute(
         mode,
         lhs,
@@ -320,4 +311,58 @@ def run_config(config: GroupedGemmConfig, arguments: Arguments) -> None:
         beta=config.beta,
         zero_tail=arguments.tail == "zero",
         accumulate=np.dtype(config.compute_type.replace("tf32", "float32")),
+    )
+
+
+def compute_call(call: Call, axes: RaggedDotAxes, accumulate: np.dtype[Any]) -> None:
+    """The reference on operands of any rank: axes are put in order by views, merged by a copy where need be; out is never copied."""
+    batch = [axis.extent for axis in axes.batch]
+    lhs, rhs = host_array(call.lhs), host_array(call.views["rhs"])
+    summed = [lhs.shape[i] for i in axes.lhs_summed]
+    m = [lhs.shape[i] for i in axes.lhs_rows]
+    k = [lhs.shape[i] for i in axes.lhs_contracting]
+    n = [rhs.shape[i] for i in axes.rhs_columns]
+    a = lhs.transpose([axis.lhs for axis in axes.batch if axis.lhs is not None] + [*axes.lhs_summed, *axes.lhs_rows, *axes.lhs_contracting])
+    a = a.reshape(*batch, *summed, math.prod(m), math.prod(k))
+    group = [] if axes.rhs_group is None else [axes.rhs_group]
+    order = group + [axis.rhs for axis in axes.batch if axis.rhs is not None] + [*axes.rhs_summed, *axes.rhs_contracting, *axes.rhs_columns]
+    b = rhs.transpose(order)
+    groups = [rhs.shape[i] for i in group]
+    lead = [axis.extent if axis.rhs is not None else 1 for axis in axes.batch]
+    b = b.reshape(*groups, *lead, *summed, math.prod(k), math.prod(n))
+    b = np.broadcast_to(b, (*groups, *batch, *summed, *b.shape[-2:]))
+    slabs = [0] if axes.mode is RaggedDotMode.CONTRACTING else []
+    out_order = [*slabs, *(axis.out for axis in axes.batch), *axes.out_rows, *axes.out_columns]
+    out = host_array(call.views["out"]).transpose(out_order)
+    c = host_array(call.views["c"]).transpose(out_order) if call.beta else None
+    bias = host_array(call.views["bias"]) if "bias" in call.views else None
+    bounds = None
+    if axes.mode is not RaggedDotMode.BATCH:
+        sizes = host_array(call.sizes)
+        bounds = scan(sizes, axes.ragged_extent, ends=call.ends)
+        bounds = select_groups(bounds, call.group_offset or 0, axes.group_count)
+        if bounds.fault is not None and call.check == "sync":
+            bounds.fault.throw(axes.ragged_extent)
+        inner = math.prod(k[1:]) if axes.mode is RaggedDotMode.CONTRACTING else 1
+        sizes_axes = [axis.sizes for axis in axes.batch] + list(axes.sizes_summed)
+        starts, ends = bounds.starts, bounds.ends
+        if sizes.ndim > 1:  # the prefix's axes in the order of batch and summed, length 1 where the sizes are shared
+            present = [axis for axis in sizes_axes if axis is not None]
+            shape = [extent if axis is not None else 1 for axis, extent in zip(sizes_axes, [*batch, *summed], strict=True)]
+            starts, ends = (part.transpose([*present, sizes.ndim - 1]).reshape(*shape, axes.group_count) for part in (starts, ends))
+        bounds = GroupBounds(starts * inner, ends * inner, bounds.fault)
+    compute(
+        axes.mode,
+        a,
+        b,
+        out,
+        bounds,
+        batch_ndim=len(batch),
+        summed_ndim=len(summed),
+        c=c,
+        bias=bias,
+        alpha=call.alpha,
+        beta=call.beta,
+        zero_tail=call.tail == "zero",
+        accumulate=accumulate,
     )

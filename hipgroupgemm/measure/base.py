@@ -21,7 +21,6 @@ from hipgroupgemm.measure.layouts import Layout, layouts_of, operand_std, poison
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.operands.dtypes import dtype_of
 from hipgroupgemm.operands.views import ArrayView, Device, packed_strides
-from hipgroupgemm.problem.bindings import with_scalars
 
 __all__ = ["Harness", "Memory", "OperandSet", "Snapshot"]
 
@@ -263,7 +262,7 @@ class Harness(abc.ABC):
             ValueError: beta is 0 where the config's is not, or the other way round: c would be missing.
         """
         config = operands.config
-        config = with_scalars(config, config.alpha if alpha is None else float(alpha), config.beta if beta is None else float(beta))
+        config = config.with_scalars(config.alpha if alpha is None else float(alpha), config.beta if beta is None else float(beta))
         return Arguments(config, dict(operands.pointers), sizes, ends, group_offset, tail, "none", self.stream)
 
     def view(self, operands: OperandSet, name: str) -> ArrayView:

@@ -139,8 +139,8 @@ def _host(value: Any, name: str) -> Any:
 
 def _from_device(value: Any, name: str) -> Any:
     """Sizes that lie in another library's array, on the host; waits for a device."""
-    from hipgroupgemm.calls import host_array
     from hipgroupgemm.operands import arrays
+    from hipgroupgemm.operands.views import host_array
 
     view = arrays.view_of(value, name)
     if view.device.kind == "cpu":

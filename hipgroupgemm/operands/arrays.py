@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from hipgroupgemm.operands import dlpack
+from hipgroupgemm.operands.device_array import DeviceArray, set_allocator
 from hipgroupgemm.operands.dtypes import DTYPES, dtype_of
 from hipgroupgemm.operands.views import CPU, ArrayView, Device, packed_strides
+from hipgroupgemm.runtime import device_of_pointer
 from hipgroupgemm.runtime.streams import normalize_stream, protocol_stream
-
-if TYPE_CHECKING:
-    from hipgroupgemm.operands.device_array import DeviceArray, set_allocator
 
 __all__ = [
     "ANYWHERE",
@@ -43,14 +43,6 @@ _WANTED = (
     "an array: NumPy, CuPy, torch, JAX, Numba or any object with __cuda_array_interface__ or __dlpack__; "
     "hipgroupgemm.as_array(obj, dtype=...) names a type that the object itself can't"
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("DeviceArray", "set_allocator"):
-        from hipgroupgemm.operands import device_array
-
-        return getattr(device_array, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def ArraySpec(shape: Sequence[int], dtype: Any, *, strides: Sequence[int] | None = None, device: Device | str = CPU) -> ArrayView:
@@ -200,6 +192,57 @@ def _torch_dtype(dtype: Any, name: str) -> np.dtype[Any]:
     return _torch_dtypes[dtype]
 
 
+def torch_transforming() -> bool:
+    """Whether torch is tracing, or transforms what runs now: then no tensor may be read by its address."""
+    torch: Any = sys.modules["torch"]
+    c = torch._C
+    functorch = getattr(c, "_functorch", None)
+    return bool(
+        (functorch is not None and functorch.peek_interpreter_stack() is not None)
+        or c._len_torch_dispatch_stack()
+        or c._get_tracing_state() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def _refuse_transformed(tensor: Any, name: str) -> None:
+    """Refuses by name a tensor that has no storage, carries a tangent or is being traced: its values are not at its address."""
+    torch: Any = sys.modules["torch"]
+    c, what = torch._C, ""
+    if tensor.is_nested:
+        what = "is a nested tensor; pass its values and offsets (offs=) instead"
+    elif type(tensor).__name__ == "FakeTensor":
+        what = f"is a {type(tensor).__name__} on {tensor.device} without data (torch.compile, torch.export or make_fx)"
+    elif torch_transforming():
+        if c._get_tracing_state() is not None:
+            what = "is being traced by torch.jit.trace, whose graph would miss this call"
+        elif c._len_torch_dispatch_stack() and any(word in str(mode) for mode in _modes(torch) for word in _TRACING_MODES):
+            what = "is being traced (make_fx, torch.export or a fake mode), and the graph would miss this call"
+        elif c._functorch.peek_interpreter_stack() is not None:
+            what = "is inside a torch.func transformation (vmap, grad, vjp, jvp or linearize), which cannot see through this call"
+        elif torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+            what = "carries a forward-mode tangent, which would be lost"
+    if not what and type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not _has_storage(tensor):
+        what = f"is a {type(tensor).__name__} without storage of its own"
+    if what:
+        raise NotImplementedError(f"{name}: {what}; pass plain tensors outside of such a transformation")
+
+
+_TRACING_MODES = ("ProxyTorchDispatchMode", "FakeTensorMode", "FunctionalTensorMode", "PreDispatch")
+
+
+def _modes(torch: Any) -> list[Any]:
+    modes = [torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
+    return [type(mode) for mode in modes]
+
+
+def _has_storage(tensor: Any) -> bool:
+    try:
+        return bool(tensor.numel() == 0 or tensor.data_ptr() != 0)
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
 def _torch_view(obj: Any, name: str, stream: int | None) -> ArrayView:
     del stream
     torch: Any = sys.modules["torch"]
@@ -207,6 +250,7 @@ def _torch_view(obj: Any, name: str, stream: int | None) -> ArrayView:
         raise TypeError(f"{name}: got a tensor of layout {obj.layout}, wanted torch.strided; pass its .to_dense()")
     if obj.is_neg() or obj.is_conj():
         raise TypeError(f"{name}: the tensor has a pending negation or conjugation; pass its .resolve_neg().resolve_conj()")
+    _refuse_transformed(obj, name)
     if obj.requires_grad and torch.is_grad_enabled():
         raise NotImplementedError(
             f"{name}: requires grad, but no gradient is recorded through this call; pass {name}.detach() or use torch.no_grad()"
@@ -282,9 +326,7 @@ def _cai_view(obj: Any, interface: Any, name: str) -> ArrayView:
     if produced_on == 0:
         raise ValueError(f"{name}: __cuda_array_interface__ stream 0 is ambiguous; the producer should say 1 (legacy) or 2 (per thread)")
     if pointer:
-        from hipgroupgemm import runtime
-
-        device = Device(*runtime.device_of_pointer(pointer))
+        device = Device(*device_of_pointer(pointer))
     elif 0 in shape:
         device = ANYWHERE
     else:
@@ -294,8 +336,6 @@ def _cai_view(obj: Any, interface: Any, name: str) -> ArrayView:
 
 
 def _dlpack_view(obj: Any, name: str, stream: int | None) -> ArrayView:
-    from hipgroupgemm.operands import dlpack
-
     device = dlpack.device_of(obj, name)
     arguments: dict[str, Any] = {}
     if device.kind != "cpu":
@@ -330,10 +370,26 @@ def current_stream(framework: str, device: Device) -> int:
     if device.kind == "cpu":
         return 0
     if framework == "cupy":
-        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+        return current_cupy_stream(device.index)
     if framework == "torch":
-        return int(sys.modules["torch"].cuda.current_stream(device.index).cuda_stream)
+        return current_torch_stream(device.index)
     return 0
+
+
+def current_cupy_stream(index: int) -> int:
+    """CuPy's current stream (a handle) of a device: streams are current per device."""
+    cuda = sys.modules["cupy"].cuda
+    if cuda.runtime.getDevice() == index:
+        return int(cuda.get_current_stream().ptr)
+    with cuda.Device(index):
+        return int(cuda.get_current_stream().ptr)
+
+
+def current_torch_stream(index: int) -> int:
+    """torch's current stream (a handle) of a device."""
+    torch: Any = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what torch's own compiler calls: no Stream object is made
+    return int(torch.cuda.current_stream(index).cuda_stream if raw is None else raw(index))
 
 
 def producer_stream(view: ArrayView) -> int | None:
@@ -347,8 +403,8 @@ def producer_stream(view: ArrayView) -> int | None:
 # ---- results -----------------------------------------------------------------------------------------------------------------
 
 
-def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: ArrayView, device: Device, stream: int) -> tuple[Any, ArrayView]:
-    """An uninitialised array of the framework of `like`, and its view.
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: ArrayView, device: Device, stream: int) -> tuple[Any, int]:
+    """An uninitialised array of the framework of `like`, and its address.
 
     The memory is the framework's own (NumPy, CuPy, torch); JAX on a GPU, Numba and unknown producers get a `DeviceArray` here,
     which `deliver` turns into what they use.
@@ -357,34 +413,31 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: ArrayView, device:
         torch: Any = sys.modules["torch"]
         where = "cpu" if device.kind == "cpu" else f"cuda:{device.index}"
         tensor = torch.empty(shape, dtype=getattr(torch, dtype.name), device=where)
-        return tensor, _torch_view(tensor, "out", None)
+        return tensor, tensor.data_ptr()
     if device.kind == "cpu":
         host = np.empty(shape, dtype)
-        return host, _numpy_view(host, "out", None)
+        return host, host.__array_interface__["data"][0]
     if like.framework == "cupy":
         cupy: Any = sys.modules["cupy"]
-        with cupy.cuda.Device(device.index):
+        if cupy.cuda.runtime.getDevice() == device.index:
             array = cupy.empty(shape, dtype)
-        return array, _cupy_view(array, "out", None)
-    from hipgroupgemm.operands.device_array import DeviceArray
-
+        else:
+            with cupy.cuda.Device(device.index):
+                array = cupy.empty(shape, dtype)
+        return array, int(array.data.ptr)
     made = DeviceArray.empty(shape, dtype, device, stream)
-    return made, made.view()
+    return made, made.ptr
 
 
-def written(out: Any, view: ArrayView) -> Any:
+def written(out: Any) -> Any:
     """The caller's out, once it has been written: torch is told, so that autograd refuses a backward that needed what was there."""
-    if view.framework == "torch" and isinstance(view.owner, sys.modules["torch"].Tensor):
-        tensor_written(view.owner)
-    return out
-
-
-def tensor_written(tensor: Any) -> None:
-    """Tells torch that a tensor has been written."""
-    if not tensor.is_inference():
-        increment_version = getattr(sys.modules["torch"].autograd.graph, "increment_version", None)  # torch 2.1 and newer
+    owner = out.owner if type(out) is ArrayView else out
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(owner, torch.Tensor) and not owner.is_inference():
+        increment_version = getattr(torch.autograd.graph, "increment_version", None)  # torch 2.1 and newer
         if increment_version is not None:
-            increment_version(tensor)
+            increment_version(owner)
+    return out
 
 
 def deliver(result: Any, like: ArrayView, device: Device) -> Any:

@@ -17,13 +17,22 @@ DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(getattr(ml_dtypes, name) if n
 """NumPy dtypes of the supported floating types, by name."""
 
 
+_SHORT = {
+    **{"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"},
+    **{"fp64": "float64", "double": "float64"},
+}
+"""Other names that a type goes by, in Python and in the commands."""
+
+
 def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
     """`value` as a NumPy dtype: a dtype, a scalar type, a name ("bfloat16" included) or torch's dtype object.
 
     Raises TypeError when it is none of these.
     """
-    if isinstance(value, str) and value in DTYPES:
-        return DTYPES[value]
+    if isinstance(value, str):
+        value = _SHORT.get(value, value)
+        if value in DTYPES:
+            return DTYPES[value]
     if type(value).__module__ == "torch":
         text = str(value).removeprefix("torch.")
         value = DTYPES.get(text, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import math
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ArrayView", "Device"]
+__all__ = ["CPU", "ArrayView", "Device", "host_array", "numpy_view", "packed_strides"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,9 +84,59 @@ class ArrayView:
         """What the layout depends on, hashable: everything but the address, of which only its alignment (up to 16 bytes)."""
         return (self.shape, self.strides, self.dtype, self.pointer & 15, self.device)
 
+    def overlaps(self, other: ArrayView) -> bool:
+        """Whether two views share an element's byte; undecided after a bounded search counts as yes."""
+        if self.device != other.device:
+            return False
+        if not (self.pointer < other.pointer + other.reach and other.pointer < self.pointer + self.reach):
+            return False
+        shares_memory: Any = np.shares_memory  # its stubs know no bound of work
+        try:
+            return bool(shares_memory(np.asarray(_Addresses(self)), np.asarray(_Addresses(other)), max_work=100_000))
+        except RuntimeError:  # TooHardError is one
+            return True
+
+    def same_elements(self, other: ArrayView) -> bool:
+        """Whether two views are one array: address, shape, type and all strides that say anything."""
+        strides = zip(self.shape, self.strides, other.strides, strict=True) if self.shape == other.shape else ()
+        return (self.pointer, self.shape, self.dtype) == (other.pointer, other.shape, other.dtype) and all(
+            extent <= 1 or a == b for extent, a, b in strides
+        )
+
     def describe(self) -> str:
         """Type and shape for an error text."""
         return f"{self.dtype.name} {self.shape} on {self.device}"
+
+
+class _Addresses:
+    """Lets NumPy reason about addresses without touching the memory there."""
+
+    def __init__(self, view: ArrayView) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (view.pointer, True),
+            "shape": view.shape,
+            "strides": view.strides,
+            "typestr": f"|V{view.dtype.itemsize}",
+        }
+
+
+def numpy_view(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """A NumPy array over host memory that somebody else keeps alive; strides in bytes, none negative.
+
+    Works for every dtype (NumPy's own DLPack import takes neither bf16 nor fp8). An array of no elements has memory of its own.
+    """
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    reach = sum([(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]) + dtype.itemsize
+    memory: Any = (ctypes.c_char * reach).from_address(pointer)
+    view: np.ndarray[Any, Any] = np.ndarray(shape, dtype, memory, 0, strides)
+    return view
+
+
+def host_array(view: ArrayView) -> np.ndarray[Any, Any]:
+    """A view of host memory as a NumPy array."""
+    return numpy_view(view.pointer, view.shape, view.strides, view.dtype)
 
 
 @functools.lru_cache(256)

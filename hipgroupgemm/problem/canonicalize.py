@@ -1,332 +1,264 @@
-"""From operands and dimension numbers to a config: which strides the canonical problem has, and whether it has one.
-
-A ragged dot of any rank *collapses* to a config when each role's axes (batch, m, n, k) merge into one axis of one stride, without a
-copy. The reference backend computes the ones that do not; no other backend does.
-"""
+"""From a parsed call to its canonical problem: the axes by role, out's type and the config. Functions and plans share it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
-from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode, inner_axis
-from hipgroupgemm.operands.dtypes import compute_type_of
-from hipgroupgemm.operands.views import ArrayView
-from hipgroupgemm.problem.dimension_numbers import RaggedDotAxes
+import numpy as np
 
-__all__ = ["DoesNotCollapse", "Precision", "config_from_views", "precision_of"]
+from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.operands.dtypes import DTYPES, dtype_of, float_dtype, result_dtype
+from hipgroupgemm.operands.views import ArrayView, packed_strides
+from hipgroupgemm.problem.dimension_numbers import BASIC, RaggedDotAxes, RaggedDotDimensionNumbers, resolve
+from hipgroupgemm.problem.groups import GroupBounds, GroupFault, scan
+from hipgroupgemm.problem.layout import DoesNotCollapse, config_from_views
+from hipgroupgemm.problem.parse import Call
+from hipgroupgemm.problem.precision import Precision, precision_of
 
-
-class DoesNotCollapse(Exception):
-    """The operands' strides do not reduce to a config; the text says which axes."""
+__all__ = ["Problem", "canonicalize", "canonicalize_for_plan", "check_host_values"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Precision:
-    """What JAX's `precision` argument comes to: XLA's operand precision (0 default, 1 high, 2 highest) and dot algorithm."""
+class Problem:
+    """What a call asks for, in canonical form.
 
-    level: int = 0
-    algorithm: str = "ALG_UNSET"
-
-
-_LEVELS = {"default": 0, "high": 1, "highest": 2, "float32": 2, "bfloat16": 0, "fastest": 0}
-_ALGORITHMS = {
-    "tensorfloat32": "ALG_DOT_TF32_TF32_F32",
-    "tf32": "ALG_DOT_TF32_TF32_F32",
-    **{f"{name}": f"ALG_DOT_{name}" for name in ("BF16_BF16_F32", "F16_F16_F32", "TF32_TF32_F32", "F32_F32_F32", "F64_F64_F64")},
-}
-
-
-def precision_of(value: Any) -> Precision:
-    """JAX's precision: None, a name ("default", "high", "highest", "tensorfloat32"), lax.Precision, a pair of either, a DotAlgorithmPreset.
-
-    float32 products are IEEE float32 for every name but "tensorfloat32" / TF32_TF32_F32, which allows TF32.
-
-    Raises ValueError for an unknown name, NotImplementedError for a known algorithm that is not offered, TypeError for other types.
+    Attributes:
+        axes: the operands' axes by role. out_dtype: out's type.
+        config: of exactly this problem; None, with the reason, where the operands do not collapse to one.
+        sizes_shape, sizes_strides: the sizes' axes as backends expect them: (group_total,), or (batch, group_total) where the sizes differ
+            by batch entry; strides in bytes.
     """
-    if value is None:
-        return Precision()
-    if isinstance(value, (tuple, list)):
-        both = [precision_of(item) for item in value]
-        if len(both) != 2:
-            raise ValueError(f"precision={value!r}: a pair is wanted, one for lhs and one for rhs")
-        if both[0].algorithm != both[1].algorithm:
-            raise NotImplementedError(f"precision={value!r}: both operands must use the same algorithm")
-        return Precision(max(both[0].level, both[1].level), both[0].algorithm)
-    name = value if isinstance(value, str) else getattr(value, "name", None)
-    if not isinstance(name, str):
-        raise TypeError(f"precision={value!r}: wanted None, a name, lax.Precision, a pair of them or a DotAlgorithmPreset")
-    if name.lower() in _LEVELS:
-        return Precision(_LEVELS[name.lower()])
-    if name.removeprefix("ALG_DOT_") in _ALGORITHMS or name.lower() in _ALGORITHMS:
-        key = name.removeprefix("ALG_DOT_")
-        return Precision(0, _ALGORITHMS.get(key) or _ALGORITHMS[name.lower()])
-    known = ", ".join([*_LEVELS, *_ALGORITHMS])
-    if not isinstance(value, str):
-        raise NotImplementedError(f"precision={name}: this algorithm is not offered; wanted one of {known}")
-    raise ValueError(f"precision={value!r}: unknown; wanted one of {known}")
+
+    axes: RaggedDotAxes
+    out_dtype: np.dtype[Any]
+    config: GroupedGemmConfig | None
+    reason: str
+    sizes_shape: tuple[int, ...]
+    sizes_strides: tuple[int, ...]
 
 
-def _algorithm_compute_type(precision: Precision, lhs: ArrayView, rhs: ArrayView, out: ArrayView) -> str:
-    kind = compute_type_of(lhs.dtype, rhs.dtype, out.dtype)
-    named = precision.algorithm.removeprefix("ALG_DOT_").split("_")
-    if precision.algorithm == "ALG_UNSET":
-        return kind
-    wanted = {"BF16": "bfloat16", "F16": "float16", "TF32": "float32", "F32": "float32", "F64": "float64"}[named[0]]
-    if not lhs.dtype.name == rhs.dtype.name == wanted:
-        raise NotImplementedError(
-            f"precision={precision.algorithm.removeprefix('ALG_DOT_')}: takes {wanted} operands, got {lhs.dtype.name} and "
-            f"{rhs.dtype.name}; convert them, or leave precision out"
-        )
-    return "tf32" if named[0] == "TF32" else kind
+_resolve = functools.lru_cache(1024)(resolve)
 
 
-# ---- collapsing axes ---------------------------------------------------------------------------------------------------------
-
-
-def _collapse(extents: Sequence[int], strides: Sequence[Sequence[int]], what: str) -> tuple[int, list[int]]:
-    """Axes merged into one: its extent, and its stride in each operand.
+def canonicalize(call: Call, arguments: dict[str, Any]) -> Problem:
+    """The problem of a call of one of the functions.
 
     Args:
-        extents: one an axis, outermost first.
-        strides: for each operand its strides along these axes, in elements.
-        what: the role, for the error.
-    """
-    count = len(strides)
-    if 0 in extents:
-        return 0, [0] * count
-    axes = [(extent, [s[i] for s in strides]) for i, extent in enumerate(extents) if extent != 1]
-    if not axes:
-        return 1, [0] * count
-    extent, steps = axes[0]
-    for next_extent, next_steps in axes[1:]:
-        if any(outer != inner * next_extent for outer, inner in zip(steps, next_steps, strict=True)):
-            raise DoesNotCollapse(f"the axes that make {what}, of extents {tuple(extents)}, do not lie as one axis in every operand")
-        extent, steps = extent * next_extent, next_steps
-    return extent, list(steps)
-
-
-@dataclasses.dataclass
-class _Matrix:
-    """One operand's strides along (group, batch, rows, columns), in elements."""
-
-    group: int
-    batch: int
-    rows: int
-    columns: int
-
-
-def _elements(view: ArrayView) -> tuple[int, ...]:
-    return tuple(stride // view.dtype.itemsize for stride in view.strides)
-
-
-def _settle(matrix: _Matrix, extents: tuple[int, int, int, int], like: tuple[int, int, int, int] | None, size: int) -> tuple[_Matrix, int]:
-    """Gives axes of at most one element, along which a stride says nothing, the strides of `like` or else of a packed operand.
-
-    Returns the matrix and the inner axis (0 rows, 1 columns).
-    """
-    groups, batch, rows, columns = extents
-    nothing = size == 0
-    free_rows, free_columns = nothing or rows <= 1, nothing or columns <= 1
-    if like is not None:
-        r, c = (like[2] if free_rows else matrix.rows), (like[3] if free_columns else matrix.columns)
-    else:
-        r, c = matrix.rows, matrix.columns
-        if free_columns and free_rows:
-            r, c = max(columns, 1), 1
-        elif free_columns:
-            c = 1
-        elif free_rows:
-            r = max(columns, 1) * max(c, 1)
-    slab = max(rows, 1) * r if r >= c else max(columns, 1) * c
-    b = matrix.batch if batch > 1 and not nothing else (0 if batch <= 1 else like[1] if like else slab)
-    if groups > 1 and not nothing:
-        g = matrix.group
-    elif like is not None:
-        g = like[0]
-    else:
-        g = 0 if groups == 0 else max(batch, 1) * slab
-    return _Matrix(g, b, r, c), inner_axis((r, c))
-
-
-def _alignment(view: ArrayView, matrix: _Matrix, inner: int, *, batch: int, groups: int) -> int:
-    """The power of two, up to 16, that divides the address and every stride but the inner one, in bytes."""
-    size = view.dtype.itemsize
-    bits = view.pointer | 16 | (matrix.rows if inner == 1 else matrix.columns) * size
-    if batch > 1:
-        bits |= matrix.batch * size
-    if groups > 1:
-        bits |= matrix.group * size
-    return bits & -bits
-
-
-def config_from_views(
-    axes: RaggedDotAxes,
-    lhs: ArrayView,
-    rhs: ArrayView,
-    out: ArrayView,
-    sizes: ArrayView,
-    *,
-    c: ArrayView | None = None,
-    bias: ArrayView | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    precision: Precision | None = None,
-    like: GroupedGemmConfig | None = None,
-) -> GroupedGemmConfig:
-    """The config of exactly this problem.
-
-    Args:
-        axes: the roles of the operands' axes.
-        lhs, rhs, out, sizes, c, bias: the operands. Without c its layout is out's.
-        alpha, beta, precision: as the operation's.
-        like: a plan's key; strides that say nothing (axes of at most one element) are taken from it, so that such operands fit.
+        call: parsed from `arguments`, in which the settings are: ragged_dot_dimension_numbers, precision, preferred_element_type,
+            group_count, each with its default where it is absent.
 
     Raises:
-        DoesNotCollapse: there is no such config without a copy.
-        ValueError, TypeError: from the config's own validation.
+        TypeError, ValueError, NotImplementedError: as the functions; the text names the argument.
     """
-    precision = precision or Precision()
-    mode = axes.mode
-    a, b, d = _elements(lhs), _elements(rhs), _elements(out)
-    e = d if c is None else _elements(c)
-    s = _elements(sizes)
-    per_batch = any(axis.sizes is not None and axis.extent != 1 for axis in axes.batch)
-    if mode is RaggedDotMode.BATCH:
-        per_batch = False
-    if any(lhs.shape[axis] != 1 for axis in (*axes.lhs_summed, *axes.lhs_contracting[1:])) and mode is RaggedDotMode.CONTRACTING:
-        raise DoesNotCollapse("contracted axes beside the ragged one are longer than 1")
-
-    batch_strides = [
-        [a[axis.lhs] if axis.lhs is not None else 0 for axis in axes.batch],
-        [b[axis.rhs] if axis.rhs is not None else 0 for axis in axes.batch],
-        [d[axis.out] for axis in axes.batch],
-        [e[axis.out] for axis in axes.batch],
-    ]
-    if per_batch:
-        batch_strides.append([s[axis.sizes] if axis.sizes is not None else 0 for axis in axes.batch])
-    batch, batch_steps = _collapse([axis.extent for axis in axes.batch], batch_strides, "the batch")
-    rows = [lhs.shape[i] for i in axes.lhs_rows]
-    m, (a_m, d_m, e_m) = _collapse(rows, [[a[i] for i in axes.lhs_rows], [d[i] for i in axes.out_rows], [e[i] for i in axes.out_rows]], "m")
-    n, (b_n, d_n, e_n) = _collapse(
-        [rhs.shape[i] for i in axes.rhs_columns],
-        [[b[i] for i in axes.rhs_columns], [d[i] for i in axes.out_columns], [e[i] for i in axes.out_columns]],
-        "n",
+    given = arguments.get
+    numbers = RaggedDotDimensionNumbers.of(given("ragged_dot_dimension_numbers", BASIC))
+    precision, preferred, group_count = precision_of(given("precision")), given("preferred_element_type"), given("group_count")
+    if preferred is not None:
+        preferred = float_dtype(dtype_of(preferred, "preferred_element_type"), "preferred_element_type")
+    if group_count is not None and (isinstance(group_count, bool) or not hasattr(group_count, "__index__")):
+        raise TypeError(f"group_count={group_count!r}: must be an int or None")
+    out = call.views.get("out")
+    if group_count is None and out is not None and out.ndim and call.has_group_offset:
+        ragged = numbers.lhs_ragged_dimensions
+        if ragged and ragged[0] in numbers.dot_dimension_numbers[0][0]:
+            group_count = out.shape[0]
+    axes = _resolve(
+        numbers,
+        call.lhs.shape,
+        call.views["rhs"].shape,
+        call.sizes.shape,
+        has_group_offset=call.has_group_offset,
+        group_count=None if group_count is None else int(group_count),
+        sizes_name=call.sizes_name,
     )
-    k, (a_k, b_k) = _collapse_contracted(axes, lhs.shape, a, b)
+    out_dtype = result_dtype(call.lhs.dtype, call.views["rhs"].dtype, preferred)
+    try:
+        return _problem(axes, call, out_dtype, precision)
+    except DoesNotCollapse as error:
+        return Problem(axes, out_dtype, None, str(error), call.sizes.shape, call.sizes.strides)
 
-    groups = axes.group_count
-    contracting, non_contracting = mode is RaggedDotMode.CONTRACTING, mode is RaggedDotMode.NON_CONTRACTING
-    rhs_groups, out_groups = (groups if non_contracting else 0), (groups if contracting else 0)
-    rhs_group = b[axes.rhs_group] if axes.rhs_group is not None else 0
-    lhs_matrix, lhs_inner = _settle(
-        _Matrix(0, batch_steps[0], a_m, a_k), (0, batch, m, k), (0, *like.lhs_strides) if like else None, lhs.size
+
+def _problem(axes: RaggedDotAxes, call: Call, dtype: np.dtype[Any], precision: Precision, like: GroupedGemmConfig | None = None) -> Problem:
+    """The problem of these axes; `like` is a plan's key, from which strides that say nothing are taken."""
+    out = _expected_output(call, axes.out_shape, dtype)
+    _check_bias(axes, call, out)
+    config = config_from_views(
+        axes,
+        call.lhs,
+        call.views["rhs"],
+        out,
+        call.sizes,
+        c=call.views.get("c") if call.beta else None,
+        bias=call.views.get("bias"),
+        alpha=call.alpha,
+        beta=call.beta,
+        precision=precision,
+        like=like,
     )
-    rhs_matrix, rhs_inner = _settle(
-        _Matrix(rhs_group, batch_steps[1], b_k, b_n), (rhs_groups, batch, k, n), like.rhs_strides if like else None, rhs.size
-    )
-    out_matrix, out_inner = _settle(
-        _Matrix(d[0] if contracting else 0, batch_steps[2], d_m, d_n),
-        (out_groups, batch, m, n),
-        like.output_strides if like else None,
-        out.size,
-    )
-    c_matrix, _ = _settle(
-        _Matrix(e[0] if contracting else 0, batch_steps[3], e_m, e_n),
-        (out_groups, batch, m, n),
-        like.c_strides if like else None,
-        out.size,
-    )
-    if like is not None:
-        lhs_inner = _keep_orientation(lhs_inner, lhs_matrix, 0 if like.trans_a else 1)
-        rhs_inner = _keep_orientation(rhs_inner, rhs_matrix, 0 if like.trans_b else 1)
-        out_inner = _keep_orientation(out_inner, out_matrix, 1 if like.must_swap_operands else 0)
-    alignments = {
-        "lhs_alignment": _alignment(lhs, lhs_matrix, lhs_inner, batch=batch, groups=0),
-        "rhs_alignment": _alignment(rhs, rhs_matrix, rhs_inner, batch=batch, groups=rhs_groups),
-        "output_alignment": _alignment(out, out_matrix, out_inner, batch=batch, groups=out_groups),
-        "c_alignment": _alignment(out if c is None else c, c_matrix, out_inner, batch=batch, groups=out_groups),
-    }
-    if like is not None:  # better aligned operands fit as well
-        alignments = {name: getattr(like, name) if value >= getattr(like, name) else value for name, value in alignments.items()}
-
-    def leading(matrix: _Matrix, inner: int) -> int:
-        return matrix.rows if inner == 1 else matrix.columns
-
-    def inner_stride(matrix: _Matrix, inner: int) -> int:
-        return matrix.columns if inner == 1 else matrix.rows
-
-    if non_contracting:
-        ragged, group, out_ragged, c_ragged = lhs_matrix.rows, rhs_matrix.group, out_matrix.rows, c_matrix.rows
-    elif contracting:
-        ragged, group, out_ragged, c_ragged = lhs_matrix.columns, rhs_matrix.rows, out_matrix.group, c_matrix.group
-    else:
-        ragged, group, out_ragged, c_ragged = lhs_matrix.batch, rhs_matrix.batch, out_matrix.batch, c_matrix.batch
-    bias_strides = (0, 1)
-    if bias is not None:
-        columns = _elements(bias)[1:]
-        _, (bias_n,) = _collapse([rhs.shape[i] for i in axes.rhs_columns], [columns], "the bias's n")
-        bias_strides = (_elements(bias)[0], bias_n)
-    return GroupedGemmConfig(
-        m=m,
-        n=n,
-        k=k,
-        batch_count=batch,
-        group_count=groups,
-        lhs_leading_dim_stride=leading(lhs_matrix, lhs_inner),
-        rhs_leading_dim_stride=leading(rhs_matrix, rhs_inner),
-        c_leading_dim_stride=leading(c_matrix, out_inner),
-        output_leading_dim_stride=leading(out_matrix, out_inner),
-        trans_a=lhs_inner == 0,
-        trans_b=rhs_inner == 0,
-        must_swap_operands=out_inner == 1,
-        alpha=alpha,
-        beta=beta,
-        type_a=lhs.dtype.name,
-        type_b=rhs.dtype.name,
-        type_c=out.dtype.name,
-        type_d=out.dtype.name,
-        stride_ragged_dim=ragged,
-        stride_group_dim=group,
-        c_stride_ragged_dim=c_ragged,
-        output_stride_ragged_dim=out_ragged,
-        precision_algorithm=precision.algorithm,
-        compute_precision=precision.level,
-        ragged_mode=mode,
-        compute_type=_algorithm_compute_type(precision, lhs, rhs, out),
-        lhs_batch_stride=lhs_matrix.batch,
-        rhs_batch_stride=rhs_matrix.batch,
-        c_batch_stride=c_matrix.batch,
-        output_batch_stride=out_matrix.batch,
-        lhs_inner_stride=inner_stride(lhs_matrix, lhs_inner),
-        rhs_inner_stride=inner_stride(rhs_matrix, rhs_inner),
-        c_inner_stride=inner_stride(c_matrix, out_inner),
-        output_inner_stride=inner_stride(out_matrix, out_inner),
-        sizes_per_batch=per_batch and batch > 1,
-        group_total=axes.group_total,
-        epilogue=Epilogue(bias=bias is not None),
-        bias_group_stride=bias_strides[0] if groups > 1 else 0,
-        bias_inner_stride=bias_strides[1] if n > 1 else 1,
-        **alignments,
-    )
+    return Problem(axes, dtype, config, "", *_sizes_layout(config, call.sizes))
 
 
-def _keep_orientation(inner: int, matrix: _Matrix, wanted: int) -> int:
-    """The plan's orientation where the strides allow it as well."""
-    return wanted if inner_axis((matrix.rows, matrix.columns), prefer_second=wanted == 1) == wanted else inner
+def _expected_output(call: Call, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ArrayView:
+    """The caller's out, checked against shape and dtype, or a stand-in for the packed one that will be made; c is checked too."""
+    for role in ("c", "out"):
+        view = call.views.get(role)
+        if view is None:
+            continue
+        if view.shape != shape:
+            raise TypeError(f"{role}: got shape {view.shape}, wanted {shape}")
+        if view.dtype != dtype:
+            hint = "; preferred_element_type sets out's type" if role == "out" else ", out's type"
+            raise TypeError(f"{role}: got {view.dtype!s}, wanted {dtype.name}{hint}")
+    stand_in = ArrayView(0, shape, packed_strides(shape, dtype.itemsize), dtype, call.device, call.lhs.framework)
+    return call.views.get("out", stand_in)
 
 
-def _collapse_contracted(axes: RaggedDotAxes, lhs_shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, list[int]]:
-    """k: any order of the contracted axes will do, as long as lhs and rhs use the same one."""
-    pairs = list(zip(axes.lhs_contracting, axes.rhs_contracting, strict=True))
-    orders = [pairs]
-    if len(pairs) > 1:
-        orders.append(sorted(pairs, key=lambda pair: -a[pair[0]]))
-    error: DoesNotCollapse | None = None
-    for order in orders:
+def _check_bias(axes: RaggedDotAxes, call: Call, out: ArrayView) -> None:
+    """Raises TypeError for a bias of a wrong shape or type, ValueError for one where none can be."""
+    bias = call.views.get("bias")
+    if bias is None:
+        return
+    if axes.mode is not RaggedDotMode.NON_CONTRACTING:
+        raise ValueError(f"bias: only NON_CONTRACTING takes one, this is {axes.mode.name}; leave it out")
+    wanted = (axes.group_count, *(axes.out_shape[axis] for axis in axes.out_columns))
+    if bias.shape != wanted:
+        raise TypeError(f"bias: got shape {bias.shape}, wanted {wanted}")
+    if bias.dtype != out.dtype:
+        raise TypeError(f"bias: got {bias.dtype!s}, wanted {out.dtype.name}, out's type")
+
+
+def _sizes_layout(config: GroupedGemmConfig, sizes: ArrayView) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes' shape and strides without batch axes that merge into one or are of length 1."""
+    if sizes.ndim == 1 or 0 in sizes.shape[:-1]:
+        return sizes.shape, sizes.strides
+    if not config.sizes_per_batch:
+        return (config.group_total,), sizes.strides[-1:]
+    steps = [stride for extent, stride in zip(sizes.shape[:-1], sizes.strides[:-1], strict=True) if extent != 1]
+    return (config.batch_count, config.group_total), (steps[-1], sizes.strides[-1])
+
+
+def check_host_values(axes: RaggedDotAxes, sizes: np.ndarray[Any, Any] | None, ends: bool, group_offset: int | None) -> GroupBounds | None:
+    """Refuses wrong sizes and a wrong group offset that lie on the host; on the device they are clamped and flagged.
+
+    Args:
+        axes: of the problem. sizes: where they lie on the host, else None. ends: whether they are end offsets. group_offset: likewise.
+
+    Returns:
+        The bounds of all groups, where the sizes are on the host and are read at all.
+    """
+    bounds = None
+    if sizes is not None and axes.mode is not RaggedDotMode.BATCH:
+        bounds = scan(sizes, axes.ragged_extent, ends=ends)
+        if bounds.fault is not None:
+            bounds.fault.throw(axes.ragged_extent)
+    if group_offset is not None:
+        largest = axes.group_total - axes.group_count
+        if not 0 <= group_offset <= largest:
+            GroupFault("group_offset", 0, 0, group_offset, largest).throw(axes.ragged_extent)
+    return bounds
+
+
+# ---- a plan's operands -------------------------------------------------------------------------------------------------------
+
+
+def canonicalize_for_plan(call: Call, key: GroupedGemmConfig) -> Problem:
+    """Reads the operands' axes in the config's order, then in the other orders, until lhs and rhs are the config's.
+
+    Args:
+        call: one call of the plan, parsed. key: the plan's.
+
+    Raises:
+        TypeError, ValueError: the operands are not the plan's; the text says where they differ.
+    """
+    dtype = DTYPES[key.type_d]
+    precision = Precision(key.compute_precision, key.precision_algorithm)
+    reasons: list[tuple[int, Exception]] = []
+    for numbers in _readings(key.ragged_mode, call.lhs, call.views["rhs"]):
         try:
-            return _collapse([lhs_shape[i] for i, _ in order], [[a[i] for i, _ in order], [b[j] for _, j in order]], "k")
-        except DoesNotCollapse as failed:
-            error = failed
-    raise error if error is not None else DoesNotCollapse("k")
+            axes = _resolve(
+                numbers,
+                call.lhs.shape,
+                call.views["rhs"].shape,
+                call.sizes.shape,
+                has_group_offset=call.has_group_offset,
+                group_count=key.group_count if key.ragged_mode is RaggedDotMode.CONTRACTING else None,
+                sizes_name=call.sizes_name,
+            )
+            if axes.ragged_extent > key.ragged_extent:
+                error = TypeError(
+                    f"lhs: has {axes.ragged_extent} ragged rows, this plan serves up to {key.ragged_extent}; "
+                    "make its config for the most that come"
+                )
+                reasons.append((1, error))
+                continue
+            packed = packed_strides(axes.out_shape, dtype.itemsize)
+            stand_in = ArrayView(0, axes.out_shape, packed, dtype, call.device, "")
+            inputs = config_from_views(axes, call.lhs, call.views["rhs"], stand_in, call.sizes, precision=precision, like=key)
+            differences = _differences(inputs.key(key.ragged_extent), key, of_inputs=True)
+        except (TypeError, ValueError, DoesNotCollapse) as refused:
+            reasons.append((99, refused))
+            continue
+        if differences:
+            reasons.append((len(differences), _mismatch(differences)))
+            continue
+        problem = _problem(axes, call, dtype, precision, key)
+        differences = {} if problem.config is None else _differences(problem.config.key(key.ragged_extent), key)
+        if not differences:
+            return problem
+        reasons = [(0, _mismatch(differences))]
+        break
+    closest = min(reasons, key=lambda reason: reason[0])[1]  # the config's own order of axes among equals
+    kind = TypeError if isinstance(closest, TypeError) else ValueError
+    raise kind(f"the operands are not this plan's: {closest} (see config_for_ragged_dot)")
+
+
+def _readings(mode: RaggedDotMode, lhs: ArrayView, rhs: ArrayView) -> Iterator[RaggedDotDimensionNumbers]:
+    """Dimension numbers under which operands of these ranks have the config's roles, the config's own order first."""
+    grouped = mode is RaggedDotMode.NON_CONTRACTING
+    batched = lhs.ndim == 3
+    lhs_roles = ("b", "m", "k") if batched else ("m", "k")
+    rhs_roles = (("g",) if grouped else ()) + (("b",) if batched else ()) + ("k", "n")
+    if lhs.ndim != len(lhs_roles) or rhs.ndim != len(rhs_roles):
+        raise TypeError(
+            f"lhs of shape {lhs.shape} and rhs of shape {rhs.shape}: wanted axes {lhs_roles} and {rhs_roles}"
+            f"{' or with a batch axis b' if not batched else ''}; reshape them"
+        )
+    ragged = {RaggedDotMode.NON_CONTRACTING: "m", RaggedDotMode.CONTRACTING: "k", RaggedDotMode.BATCH: "b"}[mode]
+    for left, right in itertools.product(itertools.permutations(lhs_roles), itertools.permutations(rhs_roles)):
+        batch = ((left.index("b"),), (right.index("b"),)) if batched else ((), ())
+        if ragged not in left:
+            raise TypeError(f"lhs of shape {lhs.shape}: wanted a batch axis, (b, m, k)")
+        yield RaggedDotDimensionNumbers(
+            (((left.index("k"),), (right.index("k"),)), batch),
+            (left.index(ragged),),
+            (right.index("g"),) if grouped else (),
+        )
+
+
+_INPUT_FIELDS = ("lhs_", "rhs_", "trans_", "type_a", "type_b", "stride_", "sizes_", "group_", "batch_")
+
+
+def _differences(got: GroupedGemmConfig, wanted: GroupedGemmConfig, *, of_inputs: bool = False) -> dict[str, str]:
+    """The fields in which two configs differ, and how in words; `of_inputs` leaves out those that speak of c, out and bias."""
+    names = [field.name for field in dataclasses.fields(got)]
+    if of_inputs:
+        names = [name for name in names if name in ("m", "n", "k") or name.startswith(_INPUT_FIELDS)]
+    return {
+        name: f"{name} is {getattr(got, name)}, the plan's is {getattr(wanted, name)}"
+        for name in names
+        if getattr(got, name) != getattr(wanted, name)
+    }
+
+
+def _mismatch(differences: dict[str, str]) -> Exception:
+    """The error of these differences: TypeError where shapes or types differ, ValueError where only layouts or settings do."""
+    if "beta" in differences:
+        return ValueError(f"{differences['beta']}, and a plan serves either beta = 0 or others; give beta= to config_for_ragged_dot too")
+    if "epilogue" in differences:
+        return ValueError(f"{differences['epilogue']}; give bias= to config_for_ragged_dot exactly where execute gets one")
+    shapes = any(name in ("m", "n", "k") or name.startswith(("type_", "batch_count", "group_")) for name in differences)
+    return (TypeError if shapes else ValueError)("; ".join(differences.values()))

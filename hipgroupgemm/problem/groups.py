@@ -37,14 +37,15 @@ class GroupFault:
         if self.kind == "group_offset":
             return f"group_offset: got {self.wanted}, wanted 0 to {self.left}; give the index of the first group to compute"
         where = f"group {self.group}" + (f" of batch entry {self.batch}" if self.batch else "")
-        if self.wanted < 0:
-            what = "has a negative size" if self.kind == "group_sizes" else "ends before the group ahead of it"
+        start = extent - self.left
+        if self.kind == "offs":
+            ends = f"ends at {start + self.wanted}, "
+            what = ends + (f"before row {start}, its start" if self.wanted < 0 else "past the ragged dimension")
+            rule = "end offsets must not decrease, nor exceed the ragged extent"
         else:
-            what = "runs past the ragged dimension"
-        return (
-            f"{self.kind}: {where} {what}: {self.wanted} rows wanted, {self.left} left of {extent}; "
-            "sizes must be at least 0 and sum to at most the ragged extent"
-        )
+            what = "has a negative size" if self.wanted < 0 else "runs past the ragged dimension"
+            rule = "sizes must be at least 0 and sum to at most the ragged extent"
+        return f"{self.kind}: {where} {what}: {self.wanted} rows wanted, {self.left} left of {extent}; {rule}"
 
     def throw(self, extent: int) -> NoReturn:
         """Raises this fault as a ValueError."""
@@ -80,11 +81,11 @@ def scan(sizes: np.ndarray[Any, Any], extent: int, *, ends: bool = False) -> Gro
         bad = negative | (limited < starts) | _exceeds(rows, extent)
     else:
         limited = _limit(rows, extent + 1)
-        total = np.cumsum(limited, axis=1, dtype=np.int64)
+        total = np.add.accumulate(limited, axis=1, dtype=np.int64)
         starts, stops = np.minimum(total - limited, extent), np.minimum(total, extent)
         bad = negative | (limited > extent - starts)
     fault = None
-    if bad.any():
+    if np.logical_or.reduce(bad, axis=None):
         batch, group = (int(i) for i in np.argwhere(bad)[0])
         start, value = int(starts[batch, group]), int(rows[batch, group])
         wanted = value - start if ends else value
@@ -96,7 +97,7 @@ def _limit(values: np.ndarray[Any, Any], largest: int) -> np.ndarray[Any, np.dty
     if values.dtype.kind == "u":
         unsigned: np.ndarray[Any, np.dtype[np.int64]] = np.minimum(values.astype(np.uint64), np.uint64(largest)).astype(np.int64)
         return unsigned
-    signed: np.ndarray[Any, np.dtype[np.int64]] = np.clip(values.astype(np.int64), 0, largest)
+    signed: np.ndarray[Any, np.dtype[np.int64]] = np.minimum(np.maximum(values.astype(np.int64), 0), largest)
     return signed
 
 

@@ -431,3 +431,10 @@ def default_store() -> TuningStore:
     if known is None or known[0] != environment:
         _default = known = (environment, TuningStore())
     return known[1]
+
+
+def lookup_for_plan(key: GroupedGemmConfig, device: Device, backend: str | None, deterministic: bool) -> tuple[MatmulAlgorithm | None, str]:
+    """What a plan begins with: the algorithm that tuning has stored and where it comes from, or None and why. Raises nothing."""
+    why: list[str] = []
+    found = default_store().lookup(key, device, backend=backend, deterministic=deterministic, why_not=why.append)
+    return (found.algorithm, found.describe()) if found is not None else (None, "".join(why))

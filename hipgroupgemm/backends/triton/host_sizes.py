@@ -7,8 +7,7 @@ import dataclasses
 import numpy as np
 
 from hipgroupgemm.backends.base import Arguments
-from hipgroupgemm.backends.reference import numpy_view
-from hipgroupgemm.operands.views import ArrayView, packed_strides
+from hipgroupgemm.operands.views import ArrayView, numpy_view, packed_strides
 from hipgroupgemm.runtime.base import Runtime
 from hipgroupgemm.runtime.pinned import PinnedRing
 

@@ -1,0 +1,434 @@
+"""The front door: parse -> canonicalize -> plan -> execute, each entered once, and the two caches between them.
+
+A call is looked at once. What came of it is kept in a `CallCache` under the layouts of its operands (shapes, strides, types, alignments,
+device, stream) and its settings; the same call with other arrays finds it there and costs reading addresses. Every check that depends on
+more than the key (sizes on the host, overlap with out) is made again. NumPy, CuPy and torch arrays are read here directly; calls with any
+other, or with a stream, a workspace or a check of their own, are parsed each time and only their canonical form is remembered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+import numpy as np
+
+from hipgroupgemm.backends import selection
+from hipgroupgemm.backends.base import Arguments
+from hipgroupgemm.operands import arrays
+from hipgroupgemm.operands.device_array import order_streams
+from hipgroupgemm.operands.views import ArrayView, numpy_view, packed_strides
+from hipgroupgemm.problem.canonicalize import Problem, check_host_values
+from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
+from hipgroupgemm.problem.parse import ARRAYS, Call, parse
+from hipgroupgemm.runtime import get_runtime
+
+__all__ = ["CallCache", "Plan", "PlanCache", "PreparedCall", "run", "take_output"]
+
+_MOST_CALLS = 512
+ticks = itertools.count(1)
+_PLAIN = (str, int, float, bool, type, type(None), np.dtype, RaggedDotDimensionNumbers)
+_SCALARS = (float, int, type(None))
+
+
+class Plan(Protocol):
+    """What a call needs of a plan: `GroupedMatmulPlan` is one."""
+
+    def launch(self, arguments: Arguments) -> bool:
+        """Runs arguments that are checked; false where the plan is closed."""
+
+    def retire(self) -> None:
+        """Closes it as soon as no call uses it; does not wait."""
+
+    @property
+    def captured(self) -> bool:
+        """Whether a graph capture used it."""
+
+    last_use: int
+    """`ticks` at the latest use."""
+
+
+class PreparedCall:
+    """What a call came to, for all calls with operands of the same layouts: everything but addresses.
+
+    Attributes:
+        plan: what runs it; None where the operands do not collapse to a config. problem: in canonical form.
+        version: `selection.version` when the plan was chosen.
+    """
+
+    __slots__ = ("_call", "_last", "_like", "_out_reach", "_reaches", "_sizes", "plan", "problem", "version")
+
+    def __init__(self, plan: Plan | None, problem: Problem, call: Call) -> None:
+        self.plan, self.problem, self.version = plan, problem, selection.version
+        sizes = call.sizes
+        self._sizes = (problem.sizes_shape, problem.sizes_strides, sizes.dtype, sizes.device, sizes.framework)
+        self._like = ArrayView(0, (), (), call.lhs.dtype, call.lhs.device, call.lhs.framework)  # keeps no array alive
+        self._call = Call({}, call.ends, call.group_offset, call.alpha, call.beta, call.tail, "none", call.device, call.stream)
+        self._reaches = tuple((role, view.reach) for role, view in call.views.items() if role != "out")
+        self._out_reach = call.views["out"].reach if "out" in call.views else 0
+        self._last: tuple[dict[str, int], Arguments] | None = None
+
+    def may_overlap(self, pointers: dict[str, int]) -> bool:
+        """Whether the caller's out may share memory with another operand, so that the call has to be parsed."""
+        start = pointers.get("out", 0)
+        end = start + self._out_reach
+        return start != end and any([start < pointers[role] + reach and pointers[role] < end for role, reach in self._reaches])
+
+    def again(self, pointers: dict[str, int], out: Any) -> Any:
+        """Makes the call with operands at these addresses; `_CLOSED` where the plan has been closed meanwhile."""
+        call, result = self._call, out
+        if out is None:
+            result, pointers["out"] = arrays.empty(
+                self.problem.axes.out_shape, self.problem.out_dtype, self._like, call.device, call.stream
+            )
+        last = self._last
+        arguments = last[1] if last is not None and last[0] == pointers else self._arguments(pointers, call)
+        if arguments is not None and self.plan is not None and not self.plan.launch(arguments):
+            return _CLOSED
+        return arrays.deliver(result, self._like, call.device) if out is None else arrays.written(out)
+
+    def run(self, call: Call) -> bool:
+        """Makes a call that was parsed: operands of any producer, each in the order of its own stream. False where the plan is closed."""
+        _check_capture(call)
+        pointers = {role: view.pointer for role, view in call.views.items() if role not in ("workspace", "group_offset")}
+        arguments = self._arguments(pointers, call)
+        if arguments is None or self.plan is None:
+            return True
+        _order_streams(call, before=True)
+        if not self.plan.launch(arguments):
+            return False
+        _order_streams(call, before=False)
+        _keep_alive(call)
+        return True
+
+    def _arguments(self, pointers: dict[str, int], call: Call) -> Arguments | None:
+        """What the backend gets, host values checked; None where there is nothing to launch."""
+        shape, strides, dtype, device, framework = self._sizes
+        sizes = ArrayView(pointers["group_sizes"], shape, strides, dtype, device, framework)
+        on_host = device.kind == "cpu"
+        host = numpy_view(sizes.pointer, shape, strides, dtype) if on_host else None
+        bounds = check_host_values(self.problem.axes, host, call.ends, call.group_offset)
+        config = self.problem.config
+        if config is None or (0 in self.problem.axes.out_shape and (on_host or 0 in shape)):
+            return None
+        if not config.beta:
+            pointers["c"] = 0
+        offset = call.views.get("group_offset", call.group_offset or 0)
+        arguments = Arguments(
+            config, pointers, sizes, call.ends, offset, call.tail, call.check, call.stream, call.views.get("workspace"), bounds
+        )
+        if not on_host and call is self._call:  # nothing but addresses decides: the very same call needs no new record
+            self._last = (pointers, arguments)
+        return arguments
+
+
+_CLOSED = object()
+
+
+class CallCache:
+    """Calls by key, bounded: all are forgotten when there are too many."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Hashable, PreparedCall] = {}
+        _caches.add(self)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def get(self, key: Hashable) -> PreparedCall | None:
+        """The call of that key, unless backends or stored results have changed since."""
+        found = self._calls.get(key)
+        return None if found is None or found.version != selection.version else found
+
+    def put(self, key: Hashable, prepared: PreparedCall) -> None:
+        """Keeps a call."""
+        if len(self._calls) >= _MOST_CALLS:
+            self._calls.clear()
+        self._calls[key] = prepared
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._calls.clear()
+
+
+def run(
+    arguments: dict[str, Any],
+    cache: CallCache,
+    settings: Callable[[dict[str, Any]], tuple[Any, ...]],
+    prepare: Callable[[Call, dict[str, Any]], PreparedCall],
+    uncollapsed: Callable[[Call, dict[str, Any], Problem], None],
+) -> Any:
+    """Makes a call of a public function, and returns its out.
+
+    Args:
+        arguments: the function's, by name.
+        cache: where it is remembered. settings: reads those of the arguments that are no operands.
+        prepare: looks at a parsed call that is not remembered.
+        uncollapsed: runs a call whose operands do not collapse to a config.
+    """
+    values = settings(arguments)
+    remembered = all([type(value) in _PLAIN for value in values])
+    read = _read(arguments, values) if remembered else None
+    if read is not None:
+        key, pointers = read
+        prepared = cache.get(key)
+        if prepared is not None and not prepared.may_overlap(pointers):
+            result = prepared.again(pointers, arguments["out"])
+            if result is not _CLOSED:
+                return result
+            cache.clear()
+    while True:
+        call = parse(arguments)
+        parsed_key = (call.layout_key(), call.stream, values)
+        found = cache.get(parsed_key) if remembered else None
+        if found is None and "out" in call.views:
+            call.refuse_overlap()
+        prepared = prepare(call, arguments) if found is None else found
+        if remembered and found is None:
+            cache.put(parsed_key, prepared)
+        call.require_memory()
+        out = take_output(call, arguments["out"], prepared.problem)
+        if prepared.run(call):
+            if prepared.plan is None:
+                uncollapsed(call, arguments, prepared.problem)
+            elif read is not None:
+                cache.put(read[0], prepared)
+            return arrays.deliver(out, call.lhs, call.device) if arguments["out"] is None else arrays.written(out)
+        cache.clear()  # its plans were evicted and closed
+
+
+def take_output(call: Call, out: Any, problem: Problem) -> Any:
+    """The caller's out, or a new one where there is none; refuses one, and a workspace, that overlaps an operand."""
+    if out is None:
+        shape, dtype = problem.axes.out_shape, problem.out_dtype
+        out, pointer = arrays.empty(shape, dtype, call.lhs, call.device, call.stream)
+        call.views["out"] = ArrayView(
+            pointer, shape, packed_strides(shape, dtype.itemsize), dtype, call.device, call.lhs.framework, owner=out
+        )
+    call.refuse_overlap()
+    return out
+
+
+def _check_capture(call: Call) -> None:
+    """Refuses what a graph capture cannot hold: host values that would be frozen into it, and waiting."""
+    on_host = call.sizes.device.kind == "cpu"
+    if call.device.kind == "cpu" or (not on_host and call.check == "none"):
+        return
+    runtime = get_runtime(call.device.kind)
+    with runtime.use_device(call.device.index):
+        capturing = runtime.is_capturing(call.stream)
+    if not capturing:
+        return
+    if call.check == "sync":
+        raise RuntimeError('check="sync": a stream under graph capture cannot be waited for; capture with "none", then plan.check()')
+    raise RuntimeError(
+        f"{call.sizes_name}: lies on the host while the stream is under graph capture; its values would be frozen into the "
+        "graph, so pass it on the device"
+    )
+
+
+def _order_streams(call: Call, *, before: bool) -> None:
+    """Before: this stream waits for the operands' producers. After: out's producer waits for this stream."""
+    if call.device.kind == "cpu":
+        return
+    views = call.views.values() if before else (call.views["out"],)
+    for stream in {arrays.producer_stream(view) for view in views}:
+        if stream is None or stream == call.stream:
+            continue
+        first, second = (stream, call.stream) if before else (call.stream, stream)
+        order_streams(call.device, first, second)
+
+
+def _keep_alive(call: Call) -> None:
+    """Keeps the operands until the device has passed the call, but for those whose allocator waits for this stream by itself.
+
+    That is so for memory whose own stream is this one, or is out's, which has just been made to wait.
+    """
+    if call.device.kind == "cpu":
+        return
+    waiting = {call.stream, arrays.producer_stream(call.views["out"])} - {None}
+    kept = [
+        view.owner
+        for view in call.views.values()
+        if view.owner is not None and not (view.framework in ("cupy", "torch") and arrays.producer_stream(view) in waiting)
+    ]
+    if kept:
+        get_runtime(call.device.kind).keep_alive(call.device.index, call.stream, kept)
+
+
+# ---- reading arrays directly -------------------------------------------------------------------------------------------------
+
+_Read = tuple["tuple[Hashable, ...]", "dict[str, int]", int]
+_Reader = Callable[["dict[str, Any]", Any], "_Read | None"]
+
+
+def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[Hashable, ...], dict[str, int]] | None:
+    """A call's key and the operands' addresses, or None for a call that has to be parsed."""
+    if arguments["stream"] is not None or arguments["workspace"] is not None or arguments["check"] != "none":
+        return None
+    scalars = (arguments["alpha"], arguments["beta"], arguments["group_offset"])
+    if not (type(scalars[0]) in _SCALARS and type(scalars[1]) in _SCALARS and type(scalars[2]) in (int, type(None))):
+        return None
+    if (arguments["offs"] is None) == (arguments["group_sizes"] is None):
+        return None
+    kind: Any = type(arguments["lhs"])
+    reader = _readers[kind] if kind in _readers else _choose_reader(kind)
+    found = None if reader is None else reader(arguments, kind)
+    if found is None:
+        return None
+    layouts, pointers, stream = found
+    return (kind, layouts, stream, scalars, arguments["tail"], settings), pointers
+
+
+def _read_numpy(arguments: dict[str, Any], kind: Any) -> _Read | None:
+    layouts: list[Hashable] = []
+    pointers = {}
+    for name in ARRAYS:
+        array = arguments[name]
+        if array is None:
+            layouts.append(None)
+        elif type(array) is kind:
+            pointer = array.__array_interface__["data"][0]
+            pointers[_ROLE_OF.get(name, name)] = pointer
+            layouts.append((pointer & 15, array.shape, array.strides, array.dtype, name != "out" or array.flags.writeable))
+        else:
+            return None
+    return tuple(layouts), pointers, 0
+
+
+def _read_cupy(arguments: dict[str, Any], kind: Any) -> _Read | None:
+    layouts: list[Hashable] = []
+    pointers = {}
+    device = arguments["lhs"].data.device_id
+    for name in ARRAYS:
+        array = arguments[name]
+        if array is None:
+            layouts.append(None)
+        elif type(array) is kind:
+            data = array.data
+            pointer = pointers[_ROLE_OF.get(name, name)] = data.ptr
+            layouts.append((pointer & 15, array.shape, array.strides, array.dtype, data.device_id))
+        else:
+            return None
+    return tuple(layouts), pointers, arrays.current_cupy_stream(device)
+
+
+def _read_torch(arguments: dict[str, Any], kind: Any) -> _Read | None:
+    if arrays.torch_transforming():
+        return None
+    strided = sys.modules["torch"].strided
+    layouts: list[Hashable] = []
+    pointers = {}
+    index = arguments["lhs"].get_device()
+    for name in ARRAYS:
+        tensor = arguments[name]
+        if tensor is None:
+            layouts.append(None)
+        elif type(tensor) is not kind or tensor.requires_grad or tensor.is_neg() or tensor.is_conj():
+            return None
+        elif (tensor.is_cuda or tensor.is_cpu) and tensor.layout is strided and not tensor.is_nested:
+            pointer = pointers[_ROLE_OF.get(name, name)] = tensor.data_ptr()
+            layouts.append((pointer & 15, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()))
+        else:
+            return None
+    return tuple(layouts), pointers, 0 if index < 0 else arrays.current_torch_stream(index)
+
+
+_ROLE_OF = {"offs": "group_sizes"}
+_readers: dict[type, _Reader | None] = {np.ndarray: _read_numpy}
+
+
+def _choose_reader(kind: type) -> _Reader | None:
+    found: _Reader | None = None
+    if kind is getattr(sys.modules.get("cupy"), "ndarray", None):
+        found = _read_cupy
+    elif kind is getattr(sys.modules.get("torch"), "Tensor", None):
+        found = _read_torch
+    _readers[kind] = found
+    return found
+
+
+# ---- plans -------------------------------------------------------------------------------------------------------------------
+
+
+class PlanCache:
+    """The plans that functions keep, by key: bounded, the least recently used goes first and is closed.
+
+    A plan that a graph capture used is never evicted: the graph writes through its scratch memory.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.RLock()
+        self._version = selection.version
+        self._plans: dict[Hashable, Plan] = {}
+        _caches.add(self)
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
+        """The plan of that key, made where there is none yet."""
+        with self._lock:
+            if self._version != selection.version:  # each plan has to be made by the backends and stored results that are there now
+                self._version = selection.version
+                dropped = self._drop(list(self._plans))
+            else:
+                dropped = []
+            found, version = self._plans.get(key), self._version
+        for plan in dropped:
+            plan.retire()
+        if found is not None:
+            found.last_use = next(ticks)
+            return found
+        plan = make()
+        plan.last_use = next(ticks)
+        with self._lock:
+            if key in self._plans or version != selection.version:  # another thread was faster, or the choice may be another now
+                again = True
+            else:
+                again, self._plans[key] = False, plan
+                unused = sorted((k for k in self._plans if k != key), key=lambda k: self._plans[k].last_use)
+                dropped = self._drop(unused[: max(0, len(self._plans) - self._limit)])
+        if again:
+            plan.retire()
+            return self.get(key, make)
+        for old in dropped:
+            old.retire()
+        return plan
+
+    def _drop(self, keys: list[Hashable]) -> list[Plan]:
+        """Forgets plans, but for those that graphs use; whoever holds them closes them, without the lock."""
+        return [self._plans.pop(key) for key in keys if not self._plans[key].captured]
+
+    def clear(self) -> int:
+        """Forgets and closes all plans but those that a graph capture used; how many those are."""
+        with self._lock:
+            dropped, kept = self._drop(list(self._plans)), len(self._plans)
+        for plan in dropped:
+            plan.retire()
+        return kept
+
+    def forget(self) -> None:
+        """Drops everything without touching a device: for a forked child, which has none."""
+        self._lock = threading.RLock()
+        self._plans = {}
+
+
+_caches: weakref.WeakSet[CallCache | PlanCache] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for cache in list(_caches):
+        if isinstance(cache, PlanCache):
+            cache.forget()
+        else:
+            cache.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
