@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 from generators import BATCH, FORWARD, FORWARD_BATCHED, WEIGHT_GRADIENT
+from harness_contract import offset_config
 from test_tuning_faults import ENDS
-from test_tuning_sizes import offset_config
 from tuning_double import TuningDouble, Unaskable, UnloadableDouble, Unpicklable, Wordless
 
 import hipgroupgemm as hgg

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from device_host.build import JUDGE_DRIVER, compile_host
 from generators import FORWARD, FORWARD_BATCHED, WEIGHT_GRADIENT
+from harness_contract import offset_config
 from host_gpu import host_bench
 from sly_double import CHANGES, WRONG, SlyDouble
-from test_tuning_sizes import offset_config
 
 import hipgroupgemm as hgg
 from hipgroupgemm.backends.base import AlgorithmLimits

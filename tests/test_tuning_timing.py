@@ -216,10 +216,10 @@ def test_patience(monkeypatch):
     assert not Patience(60.0, None).over()
     assert limits["operands"] >= 600
     assert 0 < limits["close"] < 60.0
-    assert 60.0 <= limits["judge"] < 600  # the time limit holds for judging too
-    assert patience.shortened("judge", limits["judge"])
+    assert 60.0 <= limits["check"] < 600  # the time limit holds for judging too
+    assert patience.shortened("check", limits["check"])
     assert not patience.shortened("close", limits["close"])  # who takes so long hangs
-    assert Patience(60.0, None).limits()["judge"] >= 600
+    assert Patience(60.0, None).limits()["check"] >= 600
 
 
 @pytest.mark.parametrize("ms", [0.0, -1.0, math.nan, math.inf])

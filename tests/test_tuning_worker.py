@@ -26,7 +26,7 @@ from hipgroupgemm.tuning import worker
 from hipgroupgemm.tuning.engine import tune
 from hipgroupgemm.tuning.session import SessionError, Task
 
-LIMITS = dict.fromkeys(("start", "operands", "prepare", "run", "judge", "close"), 60.0)
+LIMITS = dict.fromkeys(("start", "operands", "prepare", "run", "check", "close"), 60.0)
 ROOT = str(Path(hgg.__file__).parents[1])
 HERE = str(Path(__file__).parent)
 
@@ -250,7 +250,7 @@ class Start:
         monkeypatch.setattr(child.Child, "_receive", receives)
 
 
-@pytest.mark.parametrize("at", ["started", "tail", "done", "operands", "prepare", "run", "judge", "close"])
+@pytest.mark.parametrize("at", ["started", "tail", "done", "operands", "prepare", "run", "check", "close"])
 def test_an_interrupt_never_leaves_a_worker_behind(double, monkeypatch, at):
     """Wherever it comes, and while the error, which holds all frames, is still there."""
     started = Start(monkeypatch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from hipgroupgemm.benchmark.baselines import PADDED
 from hipgroupgemm.benchmark.runner import Row
 from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
 
-__all__ = ["SUFFIXES", "draw_bars", "label_short_bars", "plot_both", "plot_floor", "plot_speedup"]
+__all__ = ["SUFFIXES", "draw_bars", "label_short_bars", "plot_both", "plot_floor", "plot_speedup", "save_figure"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _COLOURS = ("#1b6ca8", "#6fb1de", "#c8553d", "#f0a58f", "#3c7d4f", "#93c7a0")  # forward, data gradient, weight gradient; wi dark, wo light
@@ -78,10 +79,19 @@ def _save(panels: Sequence[tuple[Sequence[Row], Any]], path: Path, title: str) -
     axes = figure.subplots(len(jobs), 1, squeeze=False)[:, 0]
     for axis, (rows, draw, backend) in zip(axes, jobs, strict=True):
         draw(axis, rows, backend)
-    handles, labels = axes[0].get_legend_handles_labels()
+    save_figure(figure, axes[0], path, title)
+
+
+def save_figure(figure: Any, axis: Any, path: Path, note: str = "") -> None:
+    """Writes a figure with the legend of one of its axes above all of them, where it hides no bar, and a note below, folded to fit.
+
+    What the note says of a busy machine stands on the picture as it does under the table.
+    """
+    handles, labels = axis.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=9)
-    if title:
-        figure.supxlabel(title, fontsize=8, color="0.35")
+    if note:
+        width = int(figure.get_figwidth() * 17)
+        figure.supxlabel("\n".join(textwrap.fill(line, width) for line in note.splitlines()), fontsize=8, color="0.35")
     figure.savefig(path, dpi=_DPI)
 
 
@@ -142,6 +152,7 @@ def _draw_floor(axis: Any, rows: Sequence[Row], backend: str) -> None:
     axis.set_ylim(0, max(1.05, highest * 1.08))
     axis.axhline(1, color="0.3", linewidth=1, zorder=3)
     label_short_bars(axis, "{:.2g}")
-    axis.set_ylabel("floor / median time (1 = the ceiling)", fontsize=9)
+    beaten = "\nabove 1: a result that stayed in a cache" if highest > 1 else ""
+    axis.set_ylabel(f"measured floor / median time{beaten}", fontsize=9)
     mean = geometric_mean(list(values.values()))
     axis.set_title(f"{backend}: fraction of the measured floor, geometric mean {mean:.2g}", fontsize=10, loc="left")

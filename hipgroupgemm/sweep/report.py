@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from hipgroupgemm.benchmark.command import stdout_console
-from hipgroupgemm.benchmark.table import STDOUT, bytes_text, number_text, write_text
 from hipgroupgemm.measure.environment import busy_note
+from hipgroupgemm.measure.text import STDOUT, bytes_text, number_text, stdout_console, write_text
 from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
 from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, compare, flat, series_of
 from hipgroupgemm.sweep.plots import comparison_panels, save_panels, sweep_panels

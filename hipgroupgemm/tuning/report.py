@@ -327,6 +327,6 @@ def _plain(value: Any) -> Any:
 
 
 def _write(path: Path | str, text: str) -> None:
-    from hipgroupgemm.benchmark.table import write_text
+    from hipgroupgemm.measure.text import write_text
 
     write_text(Path(path), text)

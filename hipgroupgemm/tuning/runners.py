@@ -66,7 +66,7 @@ class Patience:
             "operands": self._full("operands"),
             "prepare": min(self._full("prepare"), slow),
             "run": min(self._full("run"), run),
-            "judge": min(self._full("judge"), slow),
+            "check": min(self._full("check"), slow),
             "close": min(self._full("close"), run),
         }
 
@@ -78,7 +78,7 @@ class Patience:
 
     def shortened(self, step: str, seconds: float) -> bool:
         """Whether the time limit, and not the candidate's own allowance, ended a step that was given `seconds`."""
-        return step in ("prepare", "run", "judge") and seconds < self._full(step)
+        return step in ("prepare", "run", "check") and seconds < self._full(step)
 
 
 class Runner:
@@ -328,7 +328,7 @@ class WorkerRunner(Runner):
         """What the candidate was doing, in words."""
         if step == "close":
             return "while it was closed"
-        what = {"run": "while it ran", "prepare": "while it was prepared", "judge": "while its result was judged"}.get(step, f"in {step!r}")
+        what = {"run": "while it ran", "prepare": "while it was prepared", "check": "while its result was judged"}.get(step, f"in {step!r}")
         return f"{what} on {self._task.sets[request[2]].describe()}" if len(request) > 2 else what
 
     def _again(self) -> None:

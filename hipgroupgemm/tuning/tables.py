@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from hipgroupgemm.benchmark.table import bytes_text, number_text
+from hipgroupgemm.measure.text import bytes_text, number_text
 from hipgroupgemm.tuning.columns import Column, fitting_table, noise_text, shorten
 from hipgroupgemm.tuning.report import TuningReport, TuningRow, printable
 

@@ -17,7 +17,8 @@ import sweep_double
 from click.testing import CliRunner
 
 from hipgroupgemm.cli import cli
-from hipgroupgemm.measure.workloads import CLASSES, MoEShape, dirichlet_sizes, presets_of, zipf_sizes
+from hipgroupgemm.measure.distributions import dirichlet_sizes, zipf_sizes
+from hipgroupgemm.measure.workloads import CLASSES, MoEShape, presets_of
 from hipgroupgemm.sweep.jobs import DistributionError, SweepJob, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.results import read_sweep
 

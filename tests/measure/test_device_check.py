@@ -7,16 +7,16 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import harness_contract as contract
 import numpy as np
 import pytest
-import workbench_contract as contract
 from device_host.build import DEVICE, INCLUDE, JUDGE_DRIVER, compile_host
+from harness_contract import CASES
+from harness_contract_tests import ContractTests
 from host_gpu import HostKernels, host_bench
-from workbench_contract import CASES
-from workbench_contract_tests import ContractTests
 
 from hipgroupgemm.measure import device_check as dj
-from hipgroupgemm.measure.harness import Layout
+from hipgroupgemm.measure.layouts import Layout
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +74,20 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(bench):
     with pytest.raises(MemoryError, match="the operands take"):
         bench.operands(config, seed=0)
     assert bench.free_bytes() == before
-    fp8 = contract._config(contract.FORWARD, *(contract.spec(s, "float8_e5m2") for s in ((4, 4), (1, 4, 8))), [4])
-    with pytest.raises(NotImplementedError, match="float8_e5m2"):
-        bench.operands(fp8, seed=0)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fnuz"])
+def test_types_that_the_kernel_does_not_read_are_checked_on_the_host(bench, monkeypatch, dtype):
+    config = contract._config(contract.FORWARD, *(contract.spec(s, dtype) for s in ((40, 90), (2, 90, 33))), [30, 8])
+    case = contract.Case("8-bit", config, [30, 8])
+    operands = contract.right_operands(bench, case)
+    assert bench.check(operands, case.host_sizes).fault == ""
+    contract.change(bench, operands, (0, 0, 29, 32), 100.0)
+    assert "1 of" in bench.check(operands, case.host_sizes).fault
+    monkeypatch.setattr("hipgroupgemm.measure.device_harness._ON_HOST", 0)
+    with pytest.raises(NotImplementedError, match=f"{dtype} on cuda:0: the check reads"):
+        bench.check(operands, case.host_sizes)
+    bench.release(operands)
 
 
 def test_a_released_snapshot_is_refused(bench):
@@ -109,14 +120,14 @@ def test_addresses_past_32_bits(library):
     kernels = HostKernels(library)
     memory = np.zeros(64, np.float64)
     memory[:3] = 3.0, 5.0, 15.0
-    arguments = np.zeros((), dj.JUDGE_ARGUMENTS)
+    arguments = np.zeros((), dj.CHECK_ARGUMENTS)
     far = 1 << 41
     for i, name in enumerate(("lhs", "rhs", "out")):
         # the operand's first element lies `far` bytes, times the index, ahead of the one that is read
         arguments[name] = (memory.ctypes.data + 8 * i - 7 * far, 0, far, 0, 0, dj.TYPES["float64"], 1)
-    tile = np.zeros(1, dj.JUDGE_TILE)
+    tile = np.zeros(1, dj.CHECK_TILE)
     tile["k_end"], tile["batch"], tile["count"] = 1, 7, 1
-    zero, findings = np.zeros(1, np.int64), np.zeros(1, dj.FINDINGS)
+    zero, findings = np.zeros(1, np.int64), np.zeros(1, dj.COUNTS)
     arguments["groups"], arguments["batches"], arguments["rows"], arguments["columns"] = 1, 8, 1 << 33, 1 << 20
     for name, array in (("tiles", tile), ("row_list", zero), ("column_list", zero), ("findings", findings)):
         arguments[name] = array.ctypes.data
@@ -134,7 +145,7 @@ def test_grids_do_not_change_what_is_found(library, rng):
     other = np.where(rng.random(values.shape) < 0.3, values + 1, values)
     layout = Layout((1, 1, 37, 290), (0, 0, 300, 1), values.dtype, 4)
     for grid in (1, 3, 40):
-        findings = np.zeros(grid, dj.FINDINGS)
+        findings = np.zeros(grid, dj.COUNTS)
         arguments = np.zeros((), dj.MEMORY_ARGUMENTS)
         arguments["extent"], arguments["stride"] = dj.walk_axes(layout)
         arguments["base"], arguments["other"], arguments["bytes"] = values.ctypes.data, other.ctypes.data, 4
@@ -186,10 +197,10 @@ def test_the_compiler_s_offsets_are_python_s(library):
     for field in (Field * count).in_dll(loaded, "hgg_test_layout"):
         seen.setdefault(field.type.decode(), {})[field.name.decode()] = (field.offset, field.size)
     wanted = {
-        "hgg_findings": dj.FINDINGS,
+        "hgg_findings": dj.COUNTS,
         "hgg_tensor": dj.TENSOR,
-        "hgg_judge_tile": dj.JUDGE_TILE,
-        "hgg_judge_arguments": dj.JUDGE_ARGUMENTS,
+        "hgg_judge_tile": dj.CHECK_TILE,
+        "hgg_judge_arguments": dj.CHECK_ARGUMENTS,
         "hgg_memory_arguments": dj.MEMORY_ARGUMENTS,
     }
     assert seen == {name: {field: (entry[1], entry[0].itemsize) for field, entry in dtype.fields.items()} for name, dtype in wanted.items()}

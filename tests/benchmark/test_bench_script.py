@@ -3,18 +3,19 @@
 import functools
 import importlib.util
 import json
-import os
 import sys
 import types
 from pathlib import Path
 
 import pytest
 
-from hipgroupgemm.benchmark import command, labs, plots, ratios
+from hipgroupgemm.benchmark import plots, ratios
+from hipgroupgemm.measure import workloads
+from hipgroupgemm.measure.host_harness import HostHarness
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.workloads import CLASSES
 
-SCRIPT = Path(__file__).resolve().parent.parent / "bench" / "run.py"
+SCRIPT = Path(__file__).resolve().parent.parent.parent / "bench" / "run.py"
 
 
 @pytest.fixture
@@ -28,14 +29,13 @@ def script() -> types.ModuleType:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, script: types.ModuleType, tmp_path) -> Path:
     """Shapes scaled far down, three rounds a ratio; the script's arguments name tmp_path."""
-    monkeypatch.setattr(command, "AUTO_PADDED_FLOPS", 10**7)
-    monkeypatch.setattr(labs.NumPyLab, "flush", lambda self: None)
-    monkeypatch.setattr(command, "measure_ceilings", lambda *_: Roofline(1e11, 1e10, "a product", "a copy"))
+    monkeypatch.setattr(workloads, "AUTO_PADDED_FLOPS", 10**7)
+    monkeypatch.setattr(HostHarness, "flush", lambda self: None)
+    monkeypatch.setattr(HostHarness, "_measure_roofline", lambda *_: Roofline(1e11, 1e10, "a product", "a copy"))
     monkeypatch.setattr(ratios, "bare_loop_ratio", functools.partial(ratios.bare_loop_ratio, divisor=32))
     monkeypatch.setattr(ratios, "padded_ratio", functools.partial(ratios.padded_ratio, divisor=16))
-    monkeypatch.setattr(ratios, "on_one_thread", lambda seconds, seed: [])
     monkeypatch.setattr(script, "RATIO_SECONDS", 0.0)
-    monkeypatch.setattr(script, "settle_threads", lambda: False)
+    monkeypatch.setattr("os.getloadavg", lambda: (1000.0, 0.0, 0.0), raising=False)  # so that no ratio is measured with one thread besides
     monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(tmp_path / "out"), "--model", "deepseek3-test", "--model", "llama4-17b-16e"])
     return tmp_path / "out"
 
@@ -63,7 +63,7 @@ def test_a_wrong_ratio_run_fails(small: Path, script: types.ModuleType, monkeypa
     monkeypatch.setattr(sys, "argv", [*sys.argv[:3], "--model", "llama4-17b-16e"])
     monkeypatch.setattr(plots, "plot_speedup", lambda *_: None)
     monkeypatch.setattr(plots, "plot_floor", lambda *_: None)
-    monkeypatch.setattr(ratios, "bare_loop", lambda operands, bounds: None)  # leaves NaN
+    monkeypatch.setattr(ratios, "bare_loop", lambda problem: None)  # leaves NaN
     assert script.main() == 1
 
 
@@ -73,35 +73,3 @@ def test_unknown_models_are_refused(small: Path, script: types.ModuleType, monke
         script.main()
     assert info.value.code == 2
     assert not small.exists()
-
-
-@pytest.mark.skipif(not hasattr(os, "getloadavg"), reason="the system has no load average")
-def test_blas_gets_one_thread_only_where_the_machine_is_busy(script: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    cores = os.cpu_count() or 1
-    for load, preset, wanted in [(cores * 0.4, None, None), (cores * 0.6, None, "1"), (cores * 9.0, "3", "3")]:
-        for name in script.THREADS:
-            monkeypatch.delenv(name, raising=False)
-        if preset:
-            monkeypatch.setenv("OMP_NUM_THREADS", preset)
-        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
-        assert script.settle_threads() == (wanted == "1")
-        assert os.environ.get("OMP_NUM_THREADS") == wanted
-        for name in script.THREADS:
-            monkeypatch.delenv(name, raising=False)
-
-
-def test_one_thread_process_gives_both_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {}
-
-    def run(arguments, env, **options):
-        seen.update(env)
-        medians = dict.fromkeys(CLASSES, 1.0)
-        found = [ratios.Ratio("one", medians, medians, 1.1, False).as_dict(), ratios.Ratio("two", medians, medians, 10.0, True).as_dict()]
-        return types.SimpleNamespace(returncode=0, stdout=json.dumps(found), stderr="")
-
-    monkeypatch.setattr(ratios.subprocess, "run", run)
-    assert [ratio.name for ratio in ratios.on_one_thread(1.0)] == ["one, one BLAS thread", "two, one BLAS thread"]
-    assert seen["OPENBLAS_NUM_THREADS"] == "1"
-    monkeypatch.setattr(ratios.subprocess, "run", lambda *_, **__: types.SimpleNamespace(returncode=1, stdout="", stderr="no NumPy"))
-    with pytest.raises(RuntimeError, match="exited with 1: no NumPy"):
-        ratios.on_one_thread(1.0)

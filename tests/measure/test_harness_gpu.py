@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import time
 
+import harness_contract as contract
 import numpy as np
 import pytest
-import workbench_contract as contract
 from generators import FORWARD, WEIGHT_GRADIENT
-from workbench_contract import CASES, Case, spec
+from harness_contract import CASES, Case, spec
 
 from hipgroupgemm.backends import get_backend
 from hipgroupgemm.backends.base import AlgorithmLimits
+from hipgroupgemm.measure.distributions import balanced_sizes
 from hipgroupgemm.measure.harness import harness_for
-from hipgroupgemm.measure.workloads import balanced_sizes
 
 KINDS = [pytest.param("cuda", marks=pytest.mark.cuda), pytest.param("rocm", marks=pytest.mark.hip)]
 
@@ -65,6 +65,7 @@ def test_tails_small_errors_and_copies(bench):
     contract.check_copies_and_refusals(bench)
     contract.check_scalars_and_offsets(bench)
     contract.check_sizes_in_place(bench)
+    contract.check_overflow(bench)
 
 
 @pytest.mark.parametrize("name", ["forward bfloat16", "c", "weight gradient float16", "forward, a batch of sizes"])
@@ -111,7 +112,8 @@ def test_weights_past_32_bits(cuda_bench):
     assert case.config.stride_group_dim == stride // 2
     (operands,) = cuda_bench.operands(case.config, seed=2)
     weights = [
-        np.ndarray((24, 40), base.dtype, contract.peek(cuda_bench, operands.rhs + group * stride, 24 * 40 * 2).data) for group in (0, 1)
+        np.ndarray((24, 40), base.dtype, contract.peek(cuda_bench, operands.pointers["rhs"] + group * stride, 24 * 40 * 2).data)
+        for group in (0, 1)
     ]
     lhs = cuda_bench.values(operands, "lhs")[0, 0].astype(np.float64)
     assert np.isfinite(weights[1].astype(np.float64)).all() and (weights[0] != weights[1]).any()

@@ -83,6 +83,14 @@ def case_list() -> list[Case]:
     return cases
 
 
+def offset_config(mode=FORWARD, **more):
+    if mode is WEIGHT_GRADIENT:
+        lhs, rhs = hgg.ArraySpec((40, 9), "float32"), hgg.ArraySpec((40, 7), "float32")
+        return hgg.config_for_ragged_dot(lhs, rhs, hgg.ArraySpec((7,), np.int32), mode, group_offset=1, group_count=3)
+    lhs, rhs = hgg.ArraySpec((40, 9), "float32"), hgg.ArraySpec((3, 9, 7), "float32")
+    return hgg.config_for_ragged_dot(lhs, rhs, hgg.ArraySpec((7,), np.int32), mode, group_offset=1, **more)
+
+
 CASES = {case.name: case for case in case_list()}
 
 
@@ -114,7 +122,7 @@ def poke(bench: Harness, address: int, values: np.ndarray[Any, Any]) -> None:
 
 def address_of(operands: OperandSet, name: str, at: Sequence[int]) -> int:
     strides = operands.layouts[name].byte_strides
-    return getattr(operands, name) + sum(int(i) * stride for i, stride in zip(at, strides, strict=True))
+    return operands.pointers[name] + sum(int(i) * stride for i, stride in zip(at, strides, strict=True))
 
 
 def change(bench: Harness, operands: OperandSet, at: Sequence[int], value: float) -> None:
@@ -132,9 +140,9 @@ def put(bench: Harness, operands: OperandSet, values: np.ndarray[Any, Any], name
     layout = operands.layouts[name]
     if not layout.size:
         return
-    reach = peek(bench, getattr(operands, name), layout.reach)
+    reach = peek(bench, operands.pointers[name], layout.reach)
     np.ndarray(layout.shape, layout.dtype, reach.data, 0, layout.byte_strides)[...] = values
-    poke(bench, getattr(operands, name), reach)
+    poke(bench, operands.pointers[name], reach)
 
 
 # ---- what is right ---------------------------------------------------------------------------------------------------------------
@@ -210,7 +218,7 @@ def check_inputs(bench: Harness, case: Case) -> None:
     for name, layout in operands.layouts.items():
         if not layout.size:
             continue
-        address, values = getattr(operands, name), bench.values(operands, name)
+        address, values = operands.pointers[name], bench.values(operands, name)
         wanted = getattr(case.config, {"lhs": "lhs_alignment", "rhs": "rhs_alignment", "out": "output_alignment"}.get(name, ""), 1)
         assert address % wanted == 0, name
         assert wanted > 2 or address % (2 * wanted) != 0 or "unaligned" not in case.name, name
@@ -265,9 +273,9 @@ def check_planted_faults(bench: Harness, case: Case, rng: np.random.Generator) -
         np.ndarray((*layout.shape, layout.dtype.itemsize), bool, mask.data, 64, (*layout.byte_strides, 1))[...] = False
         gaps = np.flatnonzero(mask)
         for offset in {int(gaps[0]), int(gaps[-1]), int(rng.choice(gaps)), int(gaps[gaps >= 64][0])}:
-            poke(bench, operands.out - 64 + offset, np.zeros(1, np.uint8))
+            poke(bench, operands.pointers["out"] - 64 + offset, np.zeros(1, np.uint8))
             assert "1 bytes between or around" in bench.check(operands, case.host_sizes).fault
-            poke(bench, operands.out - 64 + offset, np.full(1, 0xFF, np.uint8))
+            poke(bench, operands.pointers["out"] - 64 + offset, np.full(1, 0xFF, np.uint8))
     assert bench.check(operands, case.host_sizes).fault == ""
     bench.release(operands)
 
@@ -350,22 +358,22 @@ def check_digests_and_renewal(bench: Harness, case: Case) -> None:
         if not layout.size:
             continue
         for offset in (-1, 0, layout.reach // 2, layout.reach - 1, layout.reach):
-            address = getattr(operands, name) + offset
+            address = operands.pointers[name] + offset
             held = peek(bench, address, 1)
             poke(bench, address, held ^ 1)
             after = bench.digest(operands)
             assert [one for one in inputs if after[one] != before[one]] == [name], (name, offset)
             poke(bench, address, held)
-        if layout.reach > 16 and (peek(bench, getattr(operands, name), 8) != peek(bench, getattr(operands, name) + 8, 8)).any():
-            both = peek(bench, getattr(operands, name), 16)
-            poke(bench, getattr(operands, name), np.roll(both, 8))
+        if layout.reach > 16 and (peek(bench, operands.pointers[name], 8) != peek(bench, operands.pointers[name] + 8, 8)).any():
+            both = peek(bench, operands.pointers[name], 16)
+            poke(bench, operands.pointers[name], np.roll(both, 8))
             assert bench.digest(operands)[name] != before[name], "two words that change places"
-            poke(bench, getattr(operands, name), both)
+            poke(bench, operands.pointers[name], both)
     assert before == bench.digest(operands)
     values = {name: bench.values(operands, name) for name in inputs}
-    where = [getattr(operands, name) for name in operands.layouts]
+    where = [operands.pointers[name] for name in operands.layouts]
     bench.renew(operands, seed=14)
-    assert where == [getattr(operands, name) for name in operands.layouts]
+    assert where == [operands.pointers[name] for name in operands.layouts]
     for name in inputs:
         now = bench.values(operands, name)
         assert np.isfinite(now.astype(np.float64)).all()
@@ -400,9 +408,9 @@ def check_out_full_of_numbers(bench: Harness, case: Case) -> None:
     assert bench.check(operands, case.host_sizes, fill=0x42).fault == ""
     layout = operands.layouts["out"]
     if layout.size:
-        poke(bench, operands.out + layout.reach, np.array([0xFF], np.uint8))
+        poke(bench, operands.pointers["out"] + layout.reach, np.array([0xFF], np.uint8))
         assert "1 bytes between or around" in bench.check(operands, case.host_sizes, fill=0x42).fault
-        poke(bench, operands.out + layout.reach, np.array([0x42], np.uint8))
+        poke(bench, operands.pointers["out"] + layout.reach, np.array([0x42], np.uint8))
     filled = np.flatnonzero(np.atleast_2d(case.host_sizes).any(axis=0))
     if layout.size and case.config.ragged_mode is not Mode.BATCH and filled.size and case.config.k:
         group = int(filled[-1])
@@ -441,7 +449,7 @@ def check_small_errors(bench: Harness) -> None:
 def check_copies_and_refusals(bench: Harness) -> None:
     case = CASES["forward bfloat16"]
     first, second = bench.operands(case.config, seed=1, copies=2)
-    assert first.out == second.out and first.lhs != second.lhs
+    assert first.pointers["out"] == second.pointers["out"] and first.pointers["lhs"] != second.pointers["lhs"]
     assert (bench.values(first, "lhs") != bench.values(second, "lhs")).any()
     bench.release(first)
     put(bench, second, right_result(bench, second, case))
@@ -484,4 +492,26 @@ def check_scalars_and_offsets(bench: Harness) -> None:
     assert "row 3 column 9" in bench.check(operands, case.host_sizes, group_offset=1).fault
     with np.testing.assert_raises_regex(ValueError, "group_offset=3"):
         bench.check(operands, case.host_sizes, group_offset=3)
+    bench.release(operands)
+
+
+def check_overflow(bench: Harness) -> None:
+    """A sum past the type's largest number is infinity by right, of the right sign; of any other element infinity is wrong."""
+    case = Case("overflow", _config(FORWARD, spec((24, 700), "float16"), spec((2, 700, 9), "float16"), [11, 12]), [11, 12])
+    (operands,) = bench.operands(case.config, seed=6)
+    lhs = bench.values(operands, "lhs")
+    lhs[0, 0, :5] = 40000.0
+    lhs[0, 0, 12] *= 3000
+    put(bench, operands, lhs, "lhs")
+    bench.poison(operands)
+    with np.errstate(over="ignore"):
+        result = right_result(bench, operands, case)
+    put(bench, operands, result)
+    infinite = np.argwhere(np.isinf(result))
+    assert len(infinite) > 20 and np.isfinite(result[0, 0, 20]).all()
+    assert bench.check(operands, case.host_sizes).fault == ""
+    for at, value in ((tuple(infinite[0]), -result[tuple(infinite[0])]), ((0, 0, 20, 3), np.inf)):
+        change(bench, operands, at, value)
+        assert f"row {at[2]} column {at[3]}" in bench.check(operands, case.host_sizes).fault
+        change(bench, operands, at, result[at])
     bench.release(operands)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import harness_contract as contract
 import numpy as np
 import pytest
-import workbench_contract as contract
-from workbench_contract import CASES
-from workbench_contract_tests import ContractTests
+from harness_contract import CASES
+from harness_contract_tests import ContractTests
 
 from hipgroupgemm.backends.base import AlgorithmLimits
 from hipgroupgemm.backends.reference import ReferenceBackend

@@ -1,10 +1,10 @@
-"""The checks of `workbench_contract` as tests of one class, for benches of this process: a module with a fixture `bench` inherits it."""
+"""The checks of `harness_contract` as tests of one class, for benches of this process: a module with a fixture `bench` inherits it."""
 
 from __future__ import annotations
 
+import harness_contract as contract
 import pytest
-import workbench_contract as contract
-from workbench_contract import CASES
+from harness_contract import CASES
 
 
 class ContractTests:
@@ -52,3 +52,6 @@ class ContractTests:
 
     def test_copies_share_out_and_wrong_calls_are_refused(self, bench):
         contract.check_copies_and_refusals(bench)
+
+    def test_infinite_sums(self, bench):
+        contract.check_overflow(bench)

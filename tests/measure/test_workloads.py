@@ -12,23 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hipgroupgemm import RaggedDotMode, config_for_ragged_dot
-from hipgroupgemm.measure.workloads import (
-    ALIASES,
-    CLASSES,
+from hipgroupgemm.measure.distributions import (
     DISTRIBUTIONS,
-    PRESETS,
-    SUITES,
-    MoEShape,
     balanced_sizes,
     check_group_sizes,
     dirichlet_sizes,
-    geometric_mean,
     group_sizes_of,
-    presets_of,
     read_group_sizes,
     scale_group_sizes,
     zipf_sizes,
 )
+from hipgroupgemm.measure.workloads import ALIASES, CLASSES, PRESETS, SUITES, MoEShape, geometric_mean, presets_of
 from hipgroupgemm.operands.arrays import ArraySpec
 
 # name: (K, N, E, top-k, seq, M); M from the micro-benchmark where it has this (K, N, E), else seq x top-k

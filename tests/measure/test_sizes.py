@@ -1,16 +1,17 @@
-"""The group sizes of tuning: the seed, the caller's samples, the hostile ones, classes; and poison where sizes read nothing."""
+"""The group sizes of tuning: the seed, the caller's samples, the adversarial ones, classes; and poison where sizes read nothing."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from generators import BATCH, FORWARD, FORWARD_BATCHED, WEIGHT_GRADIENT
-from workbench_contract import Case, case_list
+from harness_contract import Case, case_list, offset_config
 
 import hipgroupgemm as hgg
 from hipgroupgemm.measure.harness import harness_for, layouts_of
-from hipgroupgemm.measure.poison import Reads, Spoiled, poison_unread, spans
-from hipgroupgemm.measure.sizes import hostile_sizes, origin_of, seed_sizes, size_class, size_class_of, size_samples
+from hipgroupgemm.measure.inputs import Reads, SpoiledGroup, poison_unread
+from hipgroupgemm.measure.layouts import spans
+from hipgroupgemm.measure.sizes import adversarial_sizes, origin_of, seed_sizes, size_class, size_class_of, size_samples
 from hipgroupgemm.measure.verify import size_sets
 
 EXTENTS = [(0, 0), (0, 3), (1, 1), (1, 5), (2, 1), (3, 9), (5, 2), (7, 3), (1002, 4), (640, 128), (100_000, 8), (130, 130), (129, 130)]
@@ -45,7 +46,7 @@ def test_the_seed_is_balanced_with_the_remainder_in_front():
 def test_huge_extents_keep_their_sizes():
     config = forward(3 << 31, 1)
     assert seed_sizes(config).tolist() == [3 << 31]
-    assert hostile_sizes(3 << 31, 2)["one_group"].tolist() == [0, 3 << 31]
+    assert adversarial_sizes(3 << 31, 2)["one_group"].tolist() == [0, 3 << 31]
     assert size_samples([[3 << 31]], config)[0].tolist() == [3 << 31]
 
 
@@ -145,12 +146,12 @@ def test_batch_sizes_are_checked_for_shape_only():
     assert [one.name for one in size_sets(config, [seed_sizes(config)])] == ["tuning sizes", "sizes that are not read"]
 
 
-# ---- hostile ones --------------------------------------------------------------------------------------------------------------
+# ---- adversarial ones --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("m", "groups"), EXTENTS)
-def test_hostile_sizes_are_valid_and_hostile(m, groups):
-    found = hostile_sizes(m, groups)
+def test_adversarial_sizes_are_valid_and_adversarial(m, groups):
+    found = adversarial_sizes(m, groups)
     assert list(found) == ["borders", "short", "many_empty", "all_empty", "one_group"]
     for sizes in found.values():
         assert sizes.shape == (groups,)
@@ -172,8 +173,8 @@ def test_hostile_sizes_are_valid_and_hostile(m, groups):
         assert found["many_empty"][0] == found["many_empty"][-1] == 0
 
 
-def test_hostile_sizes_are_the_same_every_time():
-    first, second = hostile_sizes(1002, 4), hostile_sizes(1002, 4)
+def test_adversarial_sizes_are_the_same_every_time():
+    first, second = adversarial_sizes(1002, 4), adversarial_sizes(1002, 4)
     assert all((first[name] == second[name]).all() for name in first)
 
 
@@ -250,14 +251,6 @@ def read_elements(config, sizes, offset):
     return {"lhs": lhs[None], "rhs": rhs}
 
 
-def offset_config(mode=FORWARD, **more):
-    if mode is WEIGHT_GRADIENT:
-        lhs, rhs = hgg.ArraySpec((40, 9), "float32"), hgg.ArraySpec((40, 7), "float32")
-        return hgg.config_for_ragged_dot(lhs, rhs, hgg.ArraySpec((7,), np.int32), mode, group_offset=1, group_count=3)
-    lhs, rhs = hgg.ArraySpec((40, 9), "float32"), hgg.ArraySpec((3, 9, 7), "float32")
-    return hgg.config_for_ragged_dot(lhs, rhs, hgg.ArraySpec((7,), np.int32), mode, group_offset=1, **more)
-
-
 CASES = [case for case in case_list() if case.config.ragged_mode is not hgg.RaggedDotMode.BATCH]
 CASES += [Case("offset", offset_config(), [4] * 7), Case("offset gradient", offset_config(WEIGHT_GRADIENT), [4] * 7)]
 
@@ -276,7 +269,7 @@ def test_poison_is_where_nothing_is_read_and_nowhere_else(case):
             poison_unread(bench, operands, Reads.of(config, one.sizes, one.group_offset))
             read = read_elements(config, one.sizes, one.group_offset)
             if one.spoiled is not None:
-                spoiled = Spoiled(bench, operands, one.sizes, one.group_offset, one.spoiled)
+                spoiled = SpoiledGroup(bench, operands, Reads.of(config, one.sizes, one.group_offset), one.spoiled)
                 assert spoiled.possible
                 spoiled.poison()
                 if config.ragged_mode is hgg.RaggedDotMode.NON_CONTRACTING:
@@ -306,15 +299,13 @@ def spoiled_rows(config, one):
 def test_what_is_read():
     config = forward(40, 4)
     few = Reads.of(config, [10, 0, 0, 10])
-    assert few.weights == ((True, False, False, True),)
-    assert few.rows == ((0, 20),)
+    assert (few.starts.tolist(), few.ends.tolist()) == ([[0, 10, 10, 10]], [[10, 10, 10, 20]])
 
 
 def test_offsets_move_what_is_read():
     config = offset_config()
     reads = Reads.of(config, [5, 6, 7, 0, 1, 2, 3], 2)
-    assert reads.rows == ((11, 19),)
-    assert reads.weights == ((True, False, True),)
+    assert (reads.starts.tolist(), reads.ends.tolist()) == ([[11, 18, 18]], [[18, 18, 19]])
     sets = size_sets(config, [seed_sizes(config)])
     assert [one.group_offset for one in sets][:7] == [0, 4, 0, 2, 4, 0, 2]
     assert "group_offset=4" in sets[1].describe()

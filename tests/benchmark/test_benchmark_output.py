@@ -14,7 +14,8 @@ from rich.console import Console
 from hipgroupgemm.benchmark.plots import plot_both, plot_floor, plot_speedup
 from hipgroupgemm.benchmark.ratios import Ratio
 from hipgroupgemm.benchmark.runner import Row
-from hipgroupgemm.benchmark.table import bytes_text, print_rows, write_csv, write_json
+from hipgroupgemm.benchmark.table import print_rows, write_csv, write_json
+from hipgroupgemm.measure.text import bytes_text
 from hipgroupgemm.measure.workloads import CLASSES
 
 
@@ -134,6 +135,34 @@ def test_the_floor_plot_has_its_ceiling_and_short_bars_their_value(fraction: flo
     bar = axis.containers[0][0]
     left, right = axis.get_xlim()
     assert bar.get_width() < 0.25 * (right - left)
+
+
+@pytest.mark.parametrize("fraction", [0.9, 1.19])
+def test_a_bar_above_the_measured_floor_is_explained(fraction: float, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 is what was measured, no ceiling: a result that stays in a cache beats it."""
+    pytest.importorskip("matplotlib")
+    axis = _drawn(monkeypatch, plot_floor, [dataclasses.replace(_rows()[2], floor_fraction=fraction)], tmp_path / "a.png")
+    assert "ceiling" not in axis.get_ylabel() and "measured floor" in axis.get_ylabel()
+    assert ("stayed in a cache" in axis.get_ylabel()) == (fraction > 1)
+
+
+@pytest.mark.parametrize("plot", [plot_speedup, plot_floor, plot_both])
+def test_pictures_carry_the_warning_and_no_legend_hides_a_bar(plot, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    warning = "The load average was 9.0 on 2 cores before this began: " + "others were at work, and the times are not to be trusted. " * 3
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *rest, **options: (figures.append(self), save(self, *rest, **options)))
+    plot([row for row in _rows() if row.status == "ok"], tmp_path / "a.png", f"a device\n{warning}")
+    (figure,) = figures
+    figure.canvas.draw()
+    assert " ".join(figure.get_supxlabel().split()) == f"a device {' '.join(warning.split())}"
+    note = figure._supxlabel.get_window_extent()
+    assert note.x0 >= 0 and note.x1 <= figure.bbox.width, "the note is cut off"
+    legend = figure.legends[0].get_window_extent()
+    assert not any(axis.get_legend() for axis in figure.axes)
+    assert all(legend.y0 >= axis.get_window_extent().y1 for axis in figure.axes), "the legend lies over bars"
 
 
 def test_speedups_near_one_carry_their_value(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
