@@ -116,11 +116,12 @@ class PreparedCall:
         config = self.problem.config
         if config is None or (0 in self.problem.axes.out_shape and (on_host or 0 in shape)):
             return None
+        held = {**_ABSENT, **pointers}
         if not config.beta:
-            pointers["c"] = 0
+            held["c"] = 0
         offset = call.views.get("group_offset", call.group_offset or 0)
         arguments = Arguments(
-            config, pointers, sizes, call.ends, offset, call.tail, call.check, call.stream, call.views.get("workspace"), bounds
+            config, held, sizes, call.ends, offset, call.tail, call.check, call.stream, call.views.get("workspace"), bounds
         )
         if not on_host and call is self._call:  # nothing but addresses decides: the very same call needs no new record
             self._last = (pointers, arguments)
@@ -128,6 +129,7 @@ class PreparedCall:
 
 
 _CLOSED = object()
+_ABSENT = {"c": 0, "bias": 0}
 
 
 class CallCache:
@@ -257,8 +259,12 @@ def _keep_alive(call: Call) -> None:
         for view in call.views.values()
         if view.owner is not None and not (view.framework in ("cupy", "torch") and arrays.producer_stream(view) in waiting)
     ]
-    if kept:
-        get_runtime(call.device.kind).keep_alive(call.device.index, call.stream, kept)
+    if not kept:
+        return
+    runtime = get_runtime(call.device.kind)
+    with runtime.use_device(call.device.index):
+        if not runtime.is_capturing(call.stream):  # a graph's owner keeps what the graph uses
+            runtime.keep_alive(call.device.index, call.stream, kept)
 
 
 # ---- reading arrays directly -------------------------------------------------------------------------------------------------

@@ -53,7 +53,8 @@ def test_cupy_bf16():
     raw = cupy.asarray(host.view(np.uint16))
     view = arrays.as_array(raw, dtype="bfloat16")
     np.testing.assert_array_equal(read(view), host)
-    made, out = arrays.empty((3, 4), np.dtype(ml_dtypes.bfloat16), arrays.view_of(raw, "lhs"), DEVICE, 0)
+    made, _ = arrays.empty((3, 4), np.dtype(ml_dtypes.bfloat16), arrays.view_of(raw, "lhs"), DEVICE, 0)
+    out = arrays.as_array(made, "bfloat16")
     assert isinstance(made, cupy.ndarray)
     assert out.shape == (3, 4)
     assert out.dtype == ml_dtypes.bfloat16
@@ -78,7 +79,9 @@ def test_torch(name):
         view = arrays.view_of(mine, "lhs")
         assert (view.shape, view.dtype.name, view.device, view.framework) == (tuple(mine.shape), name, DEVICE, "torch")
         np.testing.assert_array_equal(read(view).astype(np.float64), mine.double().cpu().numpy())
-    made, out = arrays.empty((3, 4), view.dtype, view, DEVICE, 0)
+    made, pointer = arrays.empty((3, 4), view.dtype, view, DEVICE, 0)
+    out = arrays.view_of(made, "out")
+    assert pointer == out.pointer
     assert made.dtype is getattr(torch, name)
     assert made.is_cuda
     assert out.dtype.name == name

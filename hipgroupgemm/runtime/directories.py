@@ -8,10 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import shutil
-import stat
 import sys
-import tempfile
 from pathlib import Path
 
 __all__ = ["CACHE_VARIABLE", "cache_directory", "private_directory", "read_trusted", "require_trusted", "temporary_directory"]
@@ -53,9 +50,8 @@ def require_trusted(path: Path, found: os.stat_result | None = None) -> None:
     if found.st_uid not in (os.geteuid(), 0):
         raise PermissionError(f"{path} belongs to user {found.st_uid}, who could have put anything there")
     if found.st_mode & 0o022:
-        raise PermissionError(
-            f"{path} can be written by other users (mode {stat.S_IMODE(found.st_mode):o}, want 700), who could have put anything there"
-        )
+        mode = f"mode {found.st_mode & 0o7777:o}, want 700"
+        raise PermissionError(f"{path} can be written by other users ({mode}), who could have put anything there")
 
 
 def private_directory(path: Path) -> Path:
@@ -88,6 +84,9 @@ def temporary_directory() -> Path:
 
     It is removed when the process ends. Raises OSError where not even a temporary directory can be had.
     """
+    import shutil
+    import tempfile
+
     path, owner = tempfile.mkdtemp(prefix="hipgroupgemm-"), os.getpid()
     atexit.register(lambda: shutil.rmtree(path, ignore_errors=True) if os.getpid() == owner else None)
     return Path(path)

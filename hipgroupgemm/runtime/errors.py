@@ -1,4 +1,4 @@
-"""The exceptions of the device runtimes; all of them are RuntimeErrors."""
+"""The exceptions of the device runtimes; all of them are RuntimeErrors, and all can be pickled."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ class RuntimeUnavailable(RuntimeError):
 
     def __init__(self, kind: str, looked_for: str, install: str) -> None:
         super().__init__(f"no usable {kind} runtime: {looked_for}. {install}")
-        self.kind = kind
-        self.looked_for = looked_for
-        self.install = install
+        self.kind, self.looked_for, self.install = kind, looked_for, install
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.kind, self.looked_for, self.install)
@@ -28,10 +26,8 @@ class ForkedProcessError(RuntimeError):
     def __init__(self, kind: str) -> None:
         name = {"cuda": "CUDA", "rocm": "HIP"}.get(kind, kind)
         super().__init__(
-            f"{name} was initialised in the parent before this process was forked, and a {name} driver"
-            " does not"
-            " survive a fork: start workers with the 'spawn' or 'forkserver' method, or fork before the first"
-            " use of the GPU"
+            f"{name} was initialised in the parent before this process was forked, and a {name} driver does not survive a fork: start"
+            " workers with the 'spawn' or 'forkserver' method, or fork before the first use of the GPU"
         )
         self.kind = kind
 
@@ -51,10 +47,7 @@ class DeviceError(RuntimeError):
 
     def __init__(self, call: str, status: int, name: str, note: str = "") -> None:
         super().__init__(f"{call} failed with status {status} ({name})" + (f": {note}" if note else ""))
-        self.call = call
-        self.status = status
-        self.name = name
-        self.note = note
+        self.call, self.status, self.name, self.note = call, status, name, note
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.call, self.status, self.name, self.note)
@@ -65,12 +58,11 @@ class DeviceMemoryError(DeviceError, MemoryError):
 
 
 class CompileError(DeviceError):
-    """NVRTC or hipRTC refused a source; ``log`` is the compiler's own text."""
+    """NVRTC, hipRTC or Triton refused a source; ``log`` is the compiler's own text."""
 
     def __init__(self, call: str, status: int, name: str, summary: str = "", log: str = "") -> None:
         super().__init__(call, status, name, summary + ("\n" + log if log else ""))
-        self.summary = summary
-        self.log = log
+        self.summary, self.log = summary, log
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.call, self.status, self.name, self.summary, self.log)

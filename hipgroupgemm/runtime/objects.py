@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import abc
-import threading
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from hipgroupgemm.runtime.forks import new_lock
+
 if TYPE_CHECKING:
-    from .base import Runtime
+    from hipgroupgemm.runtime.base import Runtime
+
+__all__ = ["DEFAULT_SHARED_LIMIT", "DeviceInfo", "Function", "Module", "PreparedLaunch", "UseDevice"]
 
 DEFAULT_SHARED_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that any kernel may use; above it a CUDA kernel must opt in."""
@@ -31,7 +34,6 @@ class DeviceInfo:
         shared_memory_optin: bytes that a block can get at most.
         l2_bytes: size of the L2 cache, 0 when unknown.
         memory_bytes: size of the device's memory.
-        memory_pools: whether stream-ordered allocation works.
     """
 
     index: int
@@ -45,7 +47,6 @@ class DeviceInfo:
     shared_memory_optin: int
     l2_bytes: int
     memory_bytes: int
-    memory_pools: bool
 
     @property
     def target(self) -> str:
@@ -57,11 +58,9 @@ class Module:
     """Device code loaded on one device. Made by :meth:`Runtime.load_module`."""
 
     def __init__(self, runtime: Runtime, handle: int, device: int) -> None:
-        self.runtime = runtime
-        self.handle = handle
-        self.device = device
+        self.runtime, self.handle, self.device = runtime, handle, device
         self._functions: dict[str, Function] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def get_function(self, name: str, shared_bytes: int = 0) -> Function:
         """A kernel of this module, allowed to use ``shared_bytes`` of dynamic shared memory.
@@ -73,8 +72,6 @@ class Module:
             DeviceError: the module has no such kernel.
         """
         with self._lock:
-            if not self.handle:
-                raise RuntimeError(f"get_function({name!r}): the module was unloaded; load it again")
             function = self._functions.get(name)
             if function is None:
                 function = Function(name, self.runtime._get_function(self, name), self)
@@ -82,21 +79,11 @@ class Module:
             if shared_bytes > function.shared_limit:
                 limit = self.runtime.device_info(self.device).shared_memory_optin
                 if shared_bytes > limit:
-                    raise ValueError(
-                        f"shared_bytes: kernel {name} wants {shared_bytes} bytes of shared memory a block;"
-                        f" device {self.device} gives {limit} at most. Choose a smaller tile or fewer stages"
-                    )
+                    gives = f"device {self.device} gives {limit} at most. Choose a smaller tile or fewer stages"
+                    raise ValueError(f"shared_bytes: kernel {name} wants {shared_bytes} bytes of shared memory a block; {gives}")
                 self.runtime._set_shared_limit(function, shared_bytes)
                 function.shared_limit = shared_bytes
             return function
-
-    def unload(self) -> None:
-        """Unload the code. Kernels still running from it must have finished; its functions become invalid."""
-        with self._lock:
-            handle, self.handle = self.handle, 0
-            self._functions.clear()
-        if handle:
-            self.runtime._unload_module(handle, self.device)
 
 
 class Function:
@@ -113,10 +100,8 @@ class Function:
     __slots__ = ("handle", "module", "name", "native", "shared_limit")
 
     def __init__(self, name: str, native: object, module: Module) -> None:
-        self.name = name
-        self.native = native
+        self.name, self.native, self.module = name, native, module
         self.handle = int(native)  # type: ignore[call-overload]
-        self.module = module
         self.shared_limit = DEFAULT_SHARED_LIMIT
 
     def __repr__(self) -> str:
@@ -129,8 +114,7 @@ class UseDevice:
     __slots__ = ("_device", "_previous", "_runtime")
 
     def __init__(self, runtime: Runtime, device: int) -> None:
-        self._runtime = runtime
-        self._device = device
+        self._runtime, self._device = runtime, device
         self._previous: object = None
 
     def __enter__(self) -> int:

@@ -30,9 +30,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from hipgroupgemm.runtime.allocator import ALIGNMENT, Buffer, default_allocator, user_allocator
 from hipgroupgemm.runtime.base import Runtime
-from hipgroupgemm.runtime.errors import DeviceMemoryError
+from hipgroupgemm.runtime.memory import ALIGNMENT, Buffer, default_allocator, user_allocator
 
 __all__ = ["PerCapture", "Scratch", "ScratchMemory", "pack_sections"]
 
@@ -85,20 +84,12 @@ class ScratchMemory:
                 self._buffer = Buffer(allocator, nbytes + ALIGNMENT - 1, device, stream)
                 self.address = -(-self._buffer.ptr // ALIGNMENT) * ALIGNMENT
             else:
-                self.address = self._plain = self._allocate()
+                self.address = self._plain = default_allocator(runtime).allocate(nbytes, device)
             try:
                 self._fill(stream)
             except BaseException:
                 self.close()
                 raise
-
-    def _allocate(self) -> int:
-        try:
-            return self.runtime.malloc_plain(self.nbytes, self.device)
-        except DeviceMemoryError:
-            if not default_allocator(self.runtime).trim(self.device):
-                raise
-        return self.runtime.malloc_plain(self.nbytes, self.device)
 
     def _fill(self, stream: int) -> None:
         runtime = self.runtime
