@@ -379,12 +379,12 @@ def _python_findings(machine: Machine, amd: bool, nvidia: bool) -> list[Finding]
             module, names = "rocm.bindings", ("rocm-bindings",)
         cupy = [one for one in machine.distributions if re.match(r"(amd-)?cupy(-|$)", one)]
         installed = [one for one in names or sorted(cupy) if one in machine.distributions]
-        if (not installed and module != "rocm.bindings") or machine.find_module(module.partition(".")[0]) is None:
+        there = name == "cuda-core" or machine.find_module(module.partition(".")[0]) is not None
+        if not there or not (installed or module == "rocm.bindings"):
             return Finding("Python", name, False, "", "not installed", remedy)
         version = next((machine.distributions[one] for one in installed), "")
-        others = ", ".join(installed)
         if len(installed) > 1 and name == "CuPy":
-            text = f"{others}: several builds of CuPy overwrite each other"
+            text = f"{', '.join(installed)}: several builds of CuPy overwrite each other"
             return Finding("Python", name, False, version, text, "pip uninstall all of them, then " + gpu_extra)
         if len(installed) > 1 and name == "Triton":
             text = f"{', '.join(installed)}: they overwrite each other; torch for ROCm needs its own, {installed[1]}"

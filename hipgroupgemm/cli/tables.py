@@ -1,4 +1,4 @@
-"""Tables that fit any terminal: what has no room beside the rest stands below it, and nothing is cut."""
+"""Tables that fit any terminal: nothing is cut, and names can be copied."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from rich.text import Text
 
 __all__ = ["print_table", "printable"]
 
-_READABLE = 24
-
 
 def printable(text: str) -> str:
     """A text without what a terminal would obey or can't show: names come from libraries and files."""
@@ -23,30 +21,28 @@ def printable(text: str) -> str:
 def print_table(
     console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, name: str = "", right: Sequence[str] = ()
 ) -> None:
-    """Prints rows of texts.
+    """Prints rows of texts, each of them whole: as a table where that fits, else each row as a paragraph.
 
     Args:
         title: above the table; "" for none.
-        name: the column whose texts may be folded to what the others leave. Where that is too little, each row is a paragraph, with
-            this text on a line of its own, which only the terminal wraps.
+        name: the column whose texts stand on lines of their own in paragraphs, which only the terminal wraps.
         right: the columns that are aligned to the right.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(cell_len, [column, *(row[index] for row in cells)])) for index, column in enumerate(columns)]
-    longest = widths[columns.index(name)] if name else 0
-    room = console.width - (sum(widths) - longest) - 2 * len(columns) - 2
     if title:
         console.print(Text(printable(title), style="bold"), soft_wrap=True)
-    if room < (min(longest, _READABLE) if name else 0):
+    width = sum(max(map(cell_len, [column, *(row[index] for row in cells)])) + 2 for index, column in enumerate(columns))
+    if width > console.width:
         for row in cells:
             short = [f"{column} {cell}" for column, cell in zip(columns[1:], row[1:], strict=True) if cell and column != name]
             console.print(Text(f"{row[0]}  {'; '.join(short)}"))
             if name:
                 console.print(Text(f"  {row[columns.index(name)]}"), soft_wrap=True)
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=column != name)
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     for row in cells:
         table.add_row(*map(Text, row))
     console.print(table)
+    console.print()
