@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import numpy as np
-from tuning_double import TuningDouble, _Executable
+from fake_backend import FakeBackend, _Executable
 
 from hipgroupgemm.backends.base import Arguments, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.backends.reference import numpy_view, run_config
@@ -36,7 +36,7 @@ WRONG = (
 
 
 class _Sly(_Executable):
-    def __init__(self, backend: TuningDouble, config: GroupedGemmConfig, name: str) -> None:
+    def __init__(self, backend: FakeBackend, config: GroupedGemmConfig, name: str) -> None:
         super().__init__(backend, config, name)
         self.memory: dict[int, Any] = {}
         self.fault: GroupFault | None = None
@@ -204,8 +204,8 @@ class _Sly(_Executable):
         run_config(arguments.config, dataclasses.replace(arguments, group_sizes=moved, ends=True))
 
 
-class SlyDouble(TuningDouble):
-    """`TuningDouble` with these algorithms as well; it serves GPUs that are none, too."""
+class FaultyBackend(FakeBackend):
+    """`FakeBackend` with these algorithms as well; it serves GPUs that are none, too."""
 
     def can_handle(self, config: GroupedGemmConfig, device: Device) -> str | None:
         return None

@@ -32,7 +32,7 @@ from hipgroupgemm.problem.groups import GroupFault, scan
 class _Executable(Executable):
     """One algorithm by its name; `state` is what the backend remembers of it in this process."""
 
-    def __init__(self, backend: TuningDouble, config: GroupedGemmConfig, name: str) -> None:
+    def __init__(self, backend: FakeBackend, config: GroupedGemmConfig, name: str) -> None:
         self.backend, self.config, self.name, self.marks = backend, config, name, backend.marks
         self.state = backend.states.setdefault(name, {})
         self.closed, self.calls = False, 0
@@ -289,7 +289,7 @@ class _Unspeakable(Exception):
         raise ValueError("there are no words for it")
 
 
-class TuningDouble(ReferenceBackend):
+class FakeBackend(ReferenceBackend):
     """A backend with one algorithm a name. A name is a method of `_Executable` without its "run_", and a parameter behind a colon.
 
     Args:
@@ -338,7 +338,7 @@ class TuningDouble(ReferenceBackend):
         return {**self.__dict__, "executables": [], "states": {}, "watch": None}
 
 
-class Unpicklable(TuningDouble):
+class Unpicklable(FakeBackend):
     """One that cannot be sent to a worker."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -346,7 +346,7 @@ class Unpicklable(TuningDouble):
         self.holds = lambda: None
 
 
-class Unaskable(TuningDouble):
+class Unaskable(FakeBackend):
     """One that raises when it is asked; its name says which question."""
 
     def can_handle(self, config: GroupedGemmConfig, device: Device) -> str | None:
@@ -363,14 +363,14 @@ class Unaskable(TuningDouble):
         raise OSError("the compiler is not there")
 
 
-class Wordless(TuningDouble):
+class Wordless(FakeBackend):
     """One that cannot be sent to a worker, nor say why."""
 
     def __getstate__(self) -> dict[str, Any]:
         raise _Unspeakable
 
 
-class UnloadableDouble(TuningDouble):
+class Unloadable(FakeBackend):
     """One that can be sent, but not be taken over."""
 
     def __reduce__(self) -> Any:

@@ -62,7 +62,7 @@ class _Executable(Executable):
         self.runtime.free_plain(self.memory, self.device.index)
 
 
-class HarmfulDouble(Backend):
+class HarmfulBackend(Backend):
     """The first algorithm of another backend, once for each kind of harm.
 
     Args:

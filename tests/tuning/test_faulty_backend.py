@@ -7,29 +7,29 @@ import dataclasses
 import numpy as np
 import pytest
 from device_host.build import JUDGE_DRIVER, compile_host
+from faulty_backend import CHANGES, WRONG, FaultyBackend
 from generators import FORWARD, FORWARD_BATCHED, WEIGHT_GRADIENT
 from harness_contract import offset_config
 from host_gpu import host_bench
-from sly_double import CHANGES, WRONG, SlyDouble
 
 import hipgroupgemm as hgg
+from hipgroupgemm import processes
 from hipgroupgemm.backends.base import AlgorithmLimits
 from hipgroupgemm.measure.harness import harness_for
 from hipgroupgemm.measure.sizes import size_samples
 from hipgroupgemm.measure.verify import size_sets
 from hipgroupgemm.operands.views import Device
-from hipgroupgemm.processes import worker_process as child
 from hipgroupgemm.tuning import session
 from hipgroupgemm.tuning.engine import tune
 from hipgroupgemm.tuning.session import Session, Task
 
-FAST = {"repetitions": 3, "warmup": 1, "ceilings": False, "step_timeout": 30.0}
+FAST = {"repetitions": 3, "warmup": 1, "roofline": False, "step_timeout": 30.0}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def workers():
     yield
-    child.close_workers()
+    processes.close_workers()
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +50,10 @@ def verdicts(request, library, monkeypatch):
     monkeypatch.setattr(session, "harness_for", make)
 
     def run(config, names, **settings):
-        backend = SlyDouble(names, name="sly", **settings)
+        backend = FaultyBackend(names, name="faulty", **settings)
         found = {name: ("", "") for name in names}
-        task = Task(config, device, size_sets(config, size_samples(None, config), device), 1, 3, ceilings=False)
-        one = Session(task, {"sly": backend}, lambda step: None)
+        task = Task(config, device, size_sets(config, size_samples(None, config), device), 3, roofline=False)
+        one = Session(task, {"faulty": backend})
         algorithms = backend.algorithms(config, device, AlgorithmLimits())
 
         def step(algorithm, call):
@@ -66,7 +66,7 @@ def verdicts(request, library, monkeypatch):
                 step(algorithm, lambda algorithm=algorithm, index=index: one.check(algorithm, index))
         for turn in range(4):
             for algorithm in algorithms:
-                step(algorithm, lambda algorithm=algorithm, turn=turn: one.time(algorithm, 0, turn, judged=turn == 3))
+                step(algorithm, lambda algorithm=algorithm, turn=turn: one.time(algorithm, 0, turn, turn == 3))
         one.close()
         if device.kind != "cpu":
             assert not benches[-1].runtime.blocks, "memory was not freed"
@@ -167,14 +167,14 @@ def test_inputs_that_change_late_or_ahead_of_an_error(verdicts):
 @pytest.mark.parametrize("isolate", [False, True])
 def test_tuning_end_to_end(isolate):
     names = [part for index, one in enumerate(WRONG) for part in (one, f"good:{index / 1e6}")]
-    hgg.register_backend(SlyDouble(names, name="sly"), ("cpu",))
+    hgg.register_backend(FaultyBackend(names, name="faulty"), ("cpu",))
     try:
-        report = tune(forward(64), "cpu", backends="sly", isolate=isolate, **FAST)
+        report = tune(forward(64), "cpu", backends="faulty", isolate=isolate, **FAST)
     finally:
-        hgg.unregister_backend("sly")
+        hgg.unregister_backend("faulty")
     for row in report.rows:
         if row.algorithm.name.startswith("good"):
-            assert row.verdict in ("ok", "behind"), row
+            assert row.verdict in ("ok", "pruned"), row
         else:
             assert row.verdict == "wrong", row
     assert report.best.algorithm.name.startswith("good")
@@ -192,11 +192,11 @@ def test_a_problem_that_has_no_room_at_its_capacity_is_tuned_nonetheless(monkeyp
 
     monkeypatch.setattr(bench, "operands", tight)
     monkeypatch.setattr(session, "harness_for", lambda device: bench)
-    hgg.register_backend(SlyDouble(["good"], name="sly"), ("cpu",))
+    hgg.register_backend(FaultyBackend(["good"], name="faulty"), ("cpu",))
     try:
-        report = tune(config, "cpu", backends="sly", isolate=False, **FAST)
+        report = tune(config, "cpu", backends="faulty", isolate=False, **FAST)
     finally:
-        hgg.unregister_backend("sly")
+        hgg.unregister_backend("faulty")
     assert [row.verdict for row in report.rows] == ["ok"]
 
 

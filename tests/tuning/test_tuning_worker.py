@@ -1,11 +1,10 @@
-"""The worker process: it never outlives its parent, never harms it, and needs nothing of the parent's main module."""
+"""Tuning in a worker: it never outlives its parent, never harms it, and needs nothing of the parent's main module."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -15,16 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tuning_double import TuningDouble
+from fake_backend import FakeBackend
+from process_table import exists, gone
 
 import hipgroupgemm as hgg
-from hipgroupgemm.measure.sizes import size_samples
-from hipgroupgemm.measure.verify import size_sets
-from hipgroupgemm.operands.views import CPU
-from hipgroupgemm.processes import worker_process as child
-from hipgroupgemm.tuning import worker
+from hipgroupgemm import processes
+from hipgroupgemm.processes import Worker, pool, worker
 from hipgroupgemm.tuning.engine import tune
-from hipgroupgemm.tuning.session import SessionError, Task
+from hipgroupgemm.tuning.session import SessionError
 
 LIMITS = dict.fromkeys(("start", "operands", "prepare", "run", "check", "close"), 60.0)
 ROOT = str(Path(hgg.__file__).parents[1])
@@ -36,11 +33,11 @@ sys.path.insert(0, {here!r})
 import numpy as np
 import hipgroupgemm as hgg
 from hipgroupgemm.tuning.engine import tune
-from tuning_double import TuningDouble
+from fake_backend import FakeBackend
 lhs, rhs = hgg.ArraySpec((32, 8), "float32"), hgg.ArraySpec((2, 8, 8), "float32")
 config = hgg.config_for_ragged_dot(lhs, rhs, hgg.ArraySpec((2,), np.int32))
-hgg.register_backend(TuningDouble({names!r}, marks={marks!r}), ("cpu",))
-report = tune(config, "cpu", backends="double", repetitions=1, ceilings=False)
+hgg.register_backend(FakeBackend({names!r}, marks={marks!r}), ("cpu",))
+report = tune(config, "cpu", backends="double", repetitions=1, roofline=False)
 notes = [note for note in report.notes if "load average" not in note]
 print(*(row.algorithm.name + "=" + row.verdict for row in report.rows), *notes)
 """
@@ -49,22 +46,6 @@ print(*(row.algorithm.name + "=" + row.verdict for row in report.rows), *notes)
 def config(m=32):
     lhs, rhs = hgg.ArraySpec((m, 8), "float32"), hgg.ArraySpec((2, 8, 8), "float32")
     return hgg.config_for_ragged_dot(lhs, rhs, hgg.ArraySpec((2,), np.int32))
-
-
-def exists(pid):
-    """Whether a process is there and no zombie."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def gone(pids, seconds=10.0):
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if not any(exists(pid) for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def marks_of(path, wanted="", seconds=20.0):
@@ -81,9 +62,9 @@ def marks_of(path, wanted="", seconds=20.0):
 
 @pytest.fixture(autouse=True)
 def workers():
-    child.close_workers()
+    processes.close_workers()
     yield
-    child.close_workers()
+    processes.close_workers()
 
 
 @pytest.fixture
@@ -91,7 +72,7 @@ def double(tmp_path):
     """Registers a double with the given algorithms."""
 
     def add(*names):
-        hgg.register_backend(TuningDouble(list(names), marks=str(tmp_path)), ("cpu",))
+        hgg.register_backend(FakeBackend(list(names), marks=str(tmp_path)), ("cpu",))
 
     yield add
     with contextlib.suppress(ValueError):
@@ -137,13 +118,13 @@ def test_ctrl_c_kills_the_worker_and_is_raised(tmp_path, double):
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        tune(config(), "cpu", backends="double", ceilings=False)
+        tune(config(), "cpu", backends="double", roofline=False)
     assert not failed
     assert gone(marks_of(tmp_path))
-    assert not child._idle.get(CPU)
+    assert not pool._idle.get("cpu")
     hgg.unregister_backend("double")
     double("good")
-    assert tune(config(), "cpu", backends="double", ceilings=False, repetitions=1).best is not None
+    assert tune(config(), "cpu", backends="double", roofline=False, repetitions=1).best is not None
 
 
 def test_what_progress_raises_ends_it_and_kills_the_worker(tmp_path, double):
@@ -153,22 +134,22 @@ def test_what_progress_raises_ends_it_and_kills_the_worker(tmp_path, double):
         raise LookupError("enough")
 
     with pytest.raises(LookupError, match="enough"):
-        tune(config(), "cpu", backends="double", ceilings=False, progress=stop)
+        tune(config(), "cpu", backends="double", roofline=False, progress=stop)
     assert gone(marks_of(tmp_path))
 
 
 def test_hung_candidates_and_their_processes_are_gone_afterwards(tmp_path, double):
     double("hangs_on", "good")
-    report = tune(config(), "cpu", backends="double", ceilings=False, repetitions=1, step_timeout=1.5)
-    assert {row.algorithm.name: row.verdict for row in report.rows} == {"hangs_on": "hung", "good": "ok"}
+    report = tune(config(), "cpu", backends="double", roofline=False, repetitions=1, step_timeout=1.5)
+    assert {row.algorithm.name: row.verdict for row in report.rows} == {"hangs_on": "timed out", "good": "ok"}
     assert gone(marks_of(tmp_path), 2)
 
 
 def built_in():
     """Tunes a built-in backend in a worker, and returns the worker, which is kept then."""
-    report = tune(config(), "cpu", backends="reference", isolate=True, ceilings=False, repetitions=1)
+    report = tune(config(), "cpu", backends="reference", isolate=True, roofline=False, repetitions=1)
     assert report.best is not None
-    (kept,) = child._idle[CPU]
+    (kept,) = pool._idle["cpu"]
     assert exists(kept.pid)
     return kept
 
@@ -176,7 +157,7 @@ def built_in():
 def test_idle_workers_are_kept_and_closed():
     kept = built_in()
     assert built_in() is kept
-    child.close_workers()
+    processes.close_workers()
     assert gone([kept.pid], 2)
     assert built_in() is not kept
 
@@ -187,17 +168,11 @@ def test_an_idle_worker_that_died_is_replaced():
     assert built_in() is not kept
 
 
-def test_another_environment_needs_another_worker(monkeypatch):
-    kept = built_in()
-    monkeypatch.setenv("MYKERNEL_FAST", "1")
-    assert built_in() is not kept
-    assert gone([kept.pid], 2)
-
-
 MODULE = """
-from tuning_double import TuningDouble
+from fake_backend import FakeBackend
+from process_table import exists, gone
 
-class Edited(TuningDouble):
+class Edited(FakeBackend):
     def prepare(self, config, device, algorithm, stream):
         return super().prepare(config, device, dataclasses.replace(algorithm, name={name!r}), stream)
 
@@ -218,7 +193,7 @@ def test_code_that_was_edited_is_run_as_it_is_now(tmp_path, monkeypatch):
         backend = importlib.import_module("edited_backend").Edited(["kernel"])
         hgg.register_backend(backend, ("cpu",))
         try:
-            report = tune(config(), "cpu", backends="double", ceilings=False, repetitions=1)
+            report = tune(config(), "cpu", backends="double", roofline=False, repetitions=1)
         finally:
             hgg.unregister_backend("double")
             sys.modules.pop("edited_backend", None)
@@ -230,36 +205,31 @@ class Start:
 
     def __init__(self, monkeypatch):
         self.pids, self.at = [], ""
-        begin, receive = child._Process, child.Child._receive
+        begin, receive = subprocess.Popen, Worker._receive
 
-        def start(*arguments):
-            made = begin(*arguments)
+        def start(*arguments, **settings):
+            made = begin(*arguments, **settings)
             self.pids.append(made.pid)
-            if self.at == "started":
-                del made
-                raise KeyboardInterrupt
             return made
 
         def receives(one, until):
-            reply = receive(one, until)
-            if reply is not None and self.at in map(str, reply[2:4]):
+            message = receive(one, until)
+            if self.at and self.at in map(str, message[:2]):
                 raise KeyboardInterrupt
-            return reply
+            return message
 
-        monkeypatch.setattr(child, "_Process", start)
-        monkeypatch.setattr(child.Child, "_receive", receives)
+        monkeypatch.setattr(subprocess, "Popen", start)
+        monkeypatch.setattr(Worker, "_receive", receives)
 
 
-@pytest.mark.parametrize("at", ["started", "tail", "done", "operands", "prepare", "run", "check", "close"])
+@pytest.mark.parametrize("at", ["done", "operands", "prepare", "run", "check", "close"])
 def test_an_interrupt_never_leaves_a_worker_behind(double, monkeypatch, at):
     """Wherever it comes, and while the error, which holds all frames, is still there."""
     started = Start(monkeypatch)
     started.at = at
-    if at == "tail":
-        monkeypatch.setattr(child, "_Tail", lambda _: (_ for _ in ()).throw(KeyboardInterrupt()))
     double("good")
     with pytest.raises(KeyboardInterrupt) as caught:
-        tune(config(), "cpu", backends="double", ceilings=False, repetitions=1)
+        tune(config(), "cpu", backends="double", roofline=False, repetitions=1)
     assert started.pids
     assert gone(started.pids, 3)
     assert caught.traceback
@@ -272,20 +242,20 @@ def test_an_interrupt_as_an_idle_worker_is_taken_or_given_back(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         built_in()
     assert gone([kept.pid], 3)
-    monkeypatch.setattr(child, "release", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    monkeypatch.setattr(processes, "release", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         built_in()
     assert started.pids
-    child.close_workers()
+    processes.close_workers()
     assert gone(started.pids, 3)
 
 
 def test_no_worker_stays_where_the_session_cannot_be(double, monkeypatch):
     started = Start(monkeypatch)
     double("good")
-    monkeypatch.setattr(child, "_START", BROKEN + child._START)
+    monkeypatch.setattr(worker, "_START", BROKEN + worker._START)
     with pytest.raises(SessionError, match="no memory for the operands"):
-        tune(config(), "cpu", backends="double", ceilings=False)
+        tune(config(), "cpu", backends="double", roofline=False)
     assert started.pids
     assert gone(started.pids, 3)
 
@@ -306,7 +276,7 @@ def test_a_worker_that_its_parent_forgot_ends_with_a_session_open_too(double, mo
     """And a parent that was only slow goes on with another one."""
     started = Start(monkeypatch)
     monkeypatch.setattr(
-        child, "_START", child._START.replace("main()", "import hipgroupgemm.tuning.worker as w; w.SESSION_SECONDS = 0.4; main()")
+        worker, "_START", worker._START.replace("main(conn", "import hipgroupgemm.processes.serve as s; s.IDLE_SECONDS = 0.4; main(conn")
     )
     double("good", "good:1")
     slept = []
@@ -315,35 +285,20 @@ def test_a_worker_that_its_parent_forgot_ends_with_a_session_open_too(double, mo
         if not slept:
             slept.append(gone(started.pids))
 
-    report = tune(config(), "cpu", backends="double", ceilings=False, repetitions=1, progress=sleepy)
+    report = tune(config(), "cpu", backends="double", roofline=False, repetitions=1, progress=sleepy)
     assert slept == [True]
     assert len(started.pids) >= 2
-    assert {row.verdict for row in report.rows} <= {"ok", "behind"}
+    assert {row.verdict for row in report.rows} <= {"ok", "pruned"}
 
 
 def test_a_candidate_that_forks_answers_once(double, tmp_path):
     double("forks", "wrong", "good", "leaves_nan")
-    report = tune(config(), "cpu", backends="double", ceilings=False, repetitions=2)
+    report = tune(config(), "cpu", backends="double", roofline=False, repetitions=2)
     found = {row.algorithm.name: row.verdict for row in report.rows}
-    assert found["forks"] in ("ok", "behind")
+    assert found["forks"] in ("ok", "pruned")
     assert (found["wrong"], found["leaves_nan"]) == ("wrong", "wrong")
-    assert found["good"] in ("ok", "behind")
+    assert found["good"] in ("ok", "pruned")
     assert gone(marks_of(tmp_path))
-
-
-def test_an_answer_to_another_request_is_none(monkeypatch):
-    one, fresh = child.acquire(CPU)
-    assert fresh
-    receive = child.Child._receive
-
-    def late(*arguments):
-        number, *rest = receive(*arguments)
-        return (number - 1, *rest)
-
-    monkeypatch.setattr(child.Child, "_receive", late)
-    with pytest.raises(child.WorkerDied, match="another request"):
-        one.ask(("close",), LIMITS)
-    assert gone([one.pid], 2)
 
 
 def test_a_long_import_path_and_a_deleted_working_directory(monkeypatch, tmp_path, double):
@@ -353,84 +308,26 @@ def test_a_long_import_path_and_a_deleted_working_directory(monkeypatch, tmp_pat
     (tmp_path / "away").rmdir()
     monkeypatch.setattr(sys, "path", [*(entry for entry in sys.path if entry), "", "/" + 300_000 * "x"])
     double("good", "exits:1")
-    report = tune(config(), "cpu", backends="double", ceilings=False, repetitions=1)
+    report = tune(config(), "cpu", backends="double", roofline=False, repetitions=1)
     assert sorted(row.verdict for row in report.rows) == ["crashed", "ok"]
     assert not any("ran in this process" in note for note in report.notes)
 
 
-def test_a_worker_without_work_ends_by_itself():
-    started = subprocess.Popen(
-        [sys.executable, "-c", "from hipgroupgemm.tuning import worker; worker.IDLE_SECONDS = 0.2; worker.main()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": ROOT},
-    )
-    with started:
-        assert started.wait(20) != 0
-
-
-def test_the_worker_is_a_module_and_ends_with_its_input():
-    started = subprocess.Popen(
-        [sys.executable, "-m", "hipgroupgemm.tuning.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": ROOT},
-    )
-    with started:
-        worker.write_frame(started.stdin, (1, LIMITS, ("nonsense",)))
-        assert b"no such request" in worker.read_frame(started.stdout)
-        worker.write_frame(started.stdin, (2, LIMITS, ("close",)))
-        assert b"done" in worker.read_frame(started.stdout)
-        started.stdin.close()
-        assert started.wait(10) == 1  # not a leader of its group here: it ends alone
-
-
-def test_a_worker_whose_candidate_holds_the_lock_ends_too(monkeypatch):
-    """No thread of it can see then that its input has ended: a timer of faulthandler's ends it."""
-    task = Task(config(), CPU, size_sets(config(), size_samples(None, config())), 1, 0, ceilings=False)
-    double = TuningDouble(["holds_the_lock"])
-    limits = {**LIMITS, "run": 0.1}
-    one, _ = child.acquire(CPU)
-    assert one.ask(("backends", {"double": pickle.dumps(double)}), limits) == ("done", {})
-    assert one.ask(("open", task), limits)[0] == "done"
-    one._unsent = child._frame((3, limits, ("check", double.found[0], 0)))
-    one._send("start", 5.0)
-    time.sleep(0.3)
-    one._process.stdin.close()
-    assert gone([one.pid])
-    one.kill()
-
-
-def test_a_forked_process_leaves_the_worker_to_its_parent():
-    kept = built_in()
-    pid = os.fork()
-    if pid == 0:  # pragma: no cover - in the fork
-        code = 1
-        with contextlib.suppress(BaseException):
-            child.close_workers()
-            code = 0 if not child._idle else 2
-        os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert exists(kept.pid)
-    assert built_in() is kept
-
-
 def test_a_worker_that_never_gets_ready_is_no_verdict_on_candidates(double, monkeypatch):
-    monkeypatch.setattr(child, "_START", "import sys; sys.exit('the loader is broken')")
+    monkeypatch.setattr(worker, "_START", "import sys; sys.exit('the loader is broken')")
     double("good")
-    report = tune(config(), "cpu", backends="double", ceilings=False, repetitions=1)
+    report = tune(config(), "cpu", backends="double", roofline=False, repetitions=1)
     assert report.best is not None
     assert "did not get ready" in report.notes[0]
     assert "the loader is broken" in report.notes[0]
     with pytest.raises(RuntimeError, match="the loader is broken"):
-        tune(config(), "cpu", backends="double", ceilings=False, isolate=True)
+        tune(config(), "cpu", backends="double", roofline=False, isolate=True)
 
 
 def test_tuning_from_a_thread(double):
     double("good", "exits:1")
     found = []
-    thread = threading.Thread(target=lambda: found.append(tune(config(), "cpu", backends="double", ceilings=False, repetitions=1)))
+    thread = threading.Thread(target=lambda: found.append(tune(config(), "cpu", backends="double", roofline=False, repetitions=1)))
     thread.start()
     thread.join(60)
     assert sorted(row.verdict for row in found[0].rows) == ["crashed", "ok"]
@@ -441,7 +338,7 @@ def test_two_tunings_at_once_have_a_worker_each(double, tmp_path):
     found = []
 
     def one():
-        found.append(tune(config(), "cpu", backends="double", ceilings=False, repetitions=2))
+        found.append(tune(config(), "cpu", backends="double", roofline=False, repetitions=2))
 
     threads = [threading.Thread(target=one) for _ in range(2)]
     for thread in threads:

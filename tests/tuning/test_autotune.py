@@ -7,8 +7,8 @@ import pickle
 import numpy as np
 import pytest
 from comparison import assert_close
+from fake_backend import FakeBackend
 from generators import FORWARD, Mode, make_problem
-from tuning_double import TuningDouble
 
 import hipgroupgemm as hgg
 from hipgroupgemm.backends import backend_kinds
@@ -31,7 +31,7 @@ def register():
     added = []
 
     def add(names, **settings):
-        backend = TuningDouble(names, **settings)
+        backend = FakeBackend(names, **settings)
         hgg.register_backend(backend, ("cpu",))
         added.append(backend.name)
         return backend
