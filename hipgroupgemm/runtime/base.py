@@ -68,11 +68,7 @@ class Runtime(Driver, abc.ABC):
         """Ask the driver for everything in DeviceInfo."""
 
     def device_info(self, device: int) -> DeviceInfo:
-        """What device ``device`` is (read once).
-
-        Raises:
-            ValueError: there is no such device.
-        """
+        """What device ``device`` is (read once); ValueError where there is none."""
         info = self._infos.get(device)
         if info is None:
             self.check_device(device)
@@ -134,13 +130,7 @@ class Runtime(Driver, abc.ABC):
         """RuntimeUnavailable where a package loaded after ours has brought a second runtime into this process."""
 
     def malloc_plain(self, nbytes: int, device: int) -> int:
-        """Device memory, which belongs to no stream; 0 for 0 bytes. Allowed while a stream is captured; it is not recorded.
-
-        Aligned to at least 256 bytes; contents undefined.
-
-        Raises:
-            DeviceMemoryError: out of memory.
-        """
+        """Device memory, aligned to 256 bytes, contents undefined; 0 for 0 bytes. Allowed during a capture, and not recorded."""
         if nbytes == 0:
             return 0
         if nbytes < 0:
@@ -176,10 +166,7 @@ class Runtime(Driver, abc.ABC):
 
     @abc.abstractmethod
     def memcpy_async(self, dst: int, src: int, nbytes: int, stream: int = 0) -> None:
-        """Copy bytes between any two of host and devices, in stream order.
-
-        Host memory that isn't pinned is read before the call returns, and is written before it returns.
-        """
+        """Copy bytes between any two of host and devices, in stream order; the call waits for host memory that isn't pinned."""
 
     def memset_async(self, dst: int, value: int, nbytes: int, stream: int = 0) -> None:
         """Fill device memory with one byte value, in stream order."""
@@ -206,11 +193,7 @@ class Runtime(Driver, abc.ABC):
         return stream
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether the stream records a graph just now.
-
-        Raises:
-            DeviceError: ``stream`` is the default stream and another stream is being captured in a mode that forbids work on it.
-        """
+        """Whether the stream records a graph just now; DeviceError for the default stream where another's capture forbids work on it."""
         return int(self._check("StreamIsCapturing", self._stream(stream))) != 0
 
     def capture_id(self, stream: int) -> int:
@@ -326,19 +309,14 @@ class Runtime(Driver, abc.ABC):
         """Identifies NVRTC or hipRTC for the compile cache."""
 
     def compile(self, source: str, name: str, options: Sequence[str], target: str, headers: Mapping[str, str] | None = None) -> bytes:
-        """Compile device source at run time, without looking at a cache.
+        """Compile CUDA C++ or HIP source at run time, without looking at a cache.
 
-        Args:
-            source: CUDA C++ or HIP source text.
-            name: what the compiler calls the source in its messages.
-            options: compiler options, the target excluded.
-            target: "sm_90", "gfx942", also with features: :attr:`DeviceInfo.target`.
-            headers: text of each header that the source may include, by the name in its ``#include``.
+        ``name`` is what the compiler calls the source in its messages, ``target`` is :attr:`DeviceInfo.target`, and ``headers`` is the text
+        of each header that the source may include, by the name in its ``#include``.
 
         Raises:
             CompileError: with the compiler's log.
             RuntimeUnavailable: the compiler is not installed.
-            ValueError: no target of this compiler.
         """
         return self._compile(source, name, options, target, headers)
 
@@ -359,11 +337,7 @@ class Runtime(Driver, abc.ABC):
         """Let a kernel use ``nbytes`` of dynamic shared memory."""
 
     def load_module(self, code: bytes, device: int) -> Module:
-        """Load a code object (cubin, PTX, hsaco) on one device, for as long as the process lives.
-
-        Raises:
-            DeviceError: the code is for another architecture, or broken.
-        """
+        """Load a code object (cubin, PTX, hsaco) on one device, for as long as the process lives; DeviceError where it does not fit."""
         self.check_device(device)
         return Module(self, self._load(code, device), device)
 
@@ -416,20 +390,11 @@ class Runtime(Driver, abc.ABC):
         *,
         programmatic: bool = False,
     ) -> PreparedLaunch:
-        """A launch to be run many times with the same arguments.
+        """A launch to be run many times; the values in ``params`` are read at each run, where the kernel's device must be current.
 
-        Args:
-            function: the kernel; its device must be current at each run.
-            grid: blocks in x, y, z, each 1 or more.
-            block: threads in x, y, z.
-            shared_bytes: dynamic shared memory, bytes.
-            stream: handle.
-            params: the parameter block, kept by reference: its values are read at each run.
-            programmatic: let the launch start before the one before it has ended, where the kernel itself waits for it (CUDA's
-                programmatic dependent launch).
-
-        Raises:
-            NotImplementedError: a programmatic launch on a device without them.
+        ``grid`` is blocks and ``block`` threads in x, y, z; ``shared_bytes`` is dynamic shared memory. ``programmatic`` lets the launch
+        start before the one before it has ended, where the kernel itself waits for it (CUDA's programmatic dependent launch); a device
+        without such launches raises NotImplementedError.
         """
         if programmatic:
             self._require_programmatic(self.device_info(function.module.device))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import sys
 from pathlib import Path
 
 __all__ = ["CACHE_VARIABLE", "cache_directory", "private_directory", "read_trusted", "require_trusted", "temporary_directory"]
@@ -24,13 +23,6 @@ def cache_directory() -> Path | None:
             return Path(named).expanduser()
         except RuntimeError:
             return None  # "~" of somebody who has no home directory
-    if not sys.platform.startswith("linux"):  # on Linux the rule is short, and the import is not free
-        try:
-            from platformdirs import user_cache_path
-        except ImportError:
-            pass
-        else:
-            return user_cache_path("hipgroupgemm")
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
     try:
         return (Path(base) if base else Path.home() / ".cache") / "hipgroupgemm"

@@ -27,24 +27,16 @@ NOTES = {
 
 
 class Driver:
-    """Calls of one driver, each named without the vendor's prefix: "StreamSynchronize" is cuStreamSynchronize or hipStreamSynchronize.
+    """Calls of one driver, each named without the vendor's prefix: "StreamSynchronize" is cuStreamSynchronize or hipStreamSynchronize."""
 
-    Attributes:
-        kind: "cuda" or "rocm".
-        version: the driver's or HIP runtime's version number, as the vendor encodes it.
-        library: path of the driver library, where it is known.
-    """
-
-    kind: str
-    version: int
-    library: str
+    kind: str  # "cuda" or "rocm"
+    version: int  # the driver's or HIP runtime's, as the vendor encodes it
+    library: str  # path of the driver library, where it is known
 
     _prefix: ClassVar[str] = ""
-    _renamed: ClassVar[Mapping[str, str]] = {}
-    """The vendor's names of calls that are not the prefix and our name."""
+    _renamed: ClassVar[Mapping[str, str]] = {}  # the vendor's names of calls that are not the prefix and our name
     _bindings: Any
-    _statuses: Any
-    """The vendor's enumeration of statuses."""
+    _statuses: Any  # the vendor's enumeration
 
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}

@@ -16,10 +16,7 @@ class PinnedRing:
     """A few pieces of pinned host memory, used in turn; a piece is used again once the copy from it has ended.
 
     Args:
-        runtime: whose copies it serves.
-        device: index of the device.
-        nbytes: the largest copy.
-        depth: pieces.
+        runtime, device: whose copies it serves. nbytes: the largest copy. depth: pieces.
     """
 
     def __init__(self, runtime: Runtime, device: int, nbytes: int, depth: int = 4) -> None:

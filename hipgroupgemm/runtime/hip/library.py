@@ -7,12 +7,12 @@ open a library by a name of its own choosing.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import glob
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from hipgroupgemm.runtime.errors import RuntimeUnavailable
@@ -114,11 +114,9 @@ def find_hiprtc_library(hip_library: str) -> str:
         if path is not None:
             return path
     for soname in _HIPRTC_SONAMES:
-        try:
+        with contextlib.suppress(OSError):
             ctypes.CDLL(soname)
-        except OSError:
-            continue
-        return soname
+            return soname
     raise RuntimeUnavailable("rocm", f"no {HIPRTC_STEM} beside {hip_library} or on the system's path", INSTALL)
 
 
@@ -134,7 +132,7 @@ def import_bindings() -> tuple[Any, Any]:
     return hip, hiprtc
 
 
-@contextmanager
+@contextlib.contextmanager
 def _bound_to(hip_module: Any, shortname: str, path: str) -> Iterator[None]:
     """While this is entered, hip-python opens ``path`` for the library ``shortname``."""
     if hip_module.__name__.startswith("rocm."):
