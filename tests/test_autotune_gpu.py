@@ -18,6 +18,7 @@ from tuning_double_gpu import HarmfulDouble
 
 import hipgroupgemm as hgg
 from hipgroupgemm.backends import get_backend
+from hipgroupgemm.backends.base import AlgorithmLimits
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.tuning import close_workers, tune
 
@@ -59,14 +60,15 @@ def small(device):
     return (24, 16, 16, 3) if device.startswith("rocm") else (4096, 512, 768, 8)
 
 
-def test_ten_algorithms_end_with_verdicts(device):
-    """hipBLASLt's on ROCm, Triton's on CUDA."""
+def test_algorithms_end_with_verdicts(device):
+    """Ten of hipBLASLt's on ROCm, of Triton's on CUDA, or as many as there are."""
     config = forward(*small(device))
     name = "hipblaslt" if device.startswith("rocm") else "triton"
+    there = get_backend(name).algorithms(config.key(), Device.of(device), AlgorithmLimits(10))
     events = []
     quick = {"repetitions": 1, "warmup": 0} if name == "hipblaslt" else {}
     report = show(tune(config, device, backends=name, max_algorithms=10, progress=events.append, ceilings=name == "triton", **quick))
-    assert len(report.rows) == 10
+    assert len(report.rows) == len(there) > 1
     assert {row.algorithm.backend for row in report.rows} == {name}
     assert report.best is not None
     for row in report.rows:

@@ -59,6 +59,11 @@ class Pair(msgspec.Struct):
     changed: bool = False
     old_winner_now: str = ""
 
+    @property
+    def mark(self) -> str:
+        """What stands before a ratio that means little."""
+        return "?" if self.not_comparable else "~" if self.within_noise else ""
+
 
 class Finding(msgspec.Struct):
     """An algorithm, or a whole job where `algorithm` is empty, whose verdict is another one now; `reason` is of the latter."""

@@ -12,11 +12,12 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from hipgroupgemm.benchmark import plots
 from hipgroupgemm.cli import cli
 from hipgroupgemm.measure.workloads import CLASSES
-from hipgroupgemm.sweep import plots
 from hipgroupgemm.sweep.compare import compare, series_of
 from hipgroupgemm.sweep.jobs import SweepJob, SweepRequest
+from hipgroupgemm.sweep.plots import comparison_panels
 from hipgroupgemm.sweep.report import report as make_report
 from hipgroupgemm.sweep.results import Header, Record, Row, SweepFile, read_sweep
 
@@ -324,7 +325,7 @@ def test_ratio_bars_have_their_values_and_bands_and_noise_is_pale(tmp_path) -> N
         [record([row("a", 2.0)]), record([row("a", 1.0, spread=0.2)], n=11, model="b"), record([row("a", 1.0)], "wgrad_wi")],
         [record([row("a", 1.0)]), record([row("a", 0.9, spread=0.2)], n=11, model="b"), record([row("a", 1.6)], "wgrad_wi")],
     )
-    (panel,) = plots.comparison_panels([compare(old, new)])
+    (panel,) = comparison_panels([compare(old, new)])
     axis = Figure().subplots()
     plots.draw_panel(axis, panel, list(dict.fromkeys(cluster for cluster, _ in panel.values)))
     assert sorted(text.get_text() for text in axis.texts) == ["0.625x", "2x", "~1.11x"]
@@ -531,7 +532,7 @@ def test_recorded_sweeps_of_two_versions() -> None:
     assert (found.new, found.missing) == ({"double tile_512": 4}, {"double tile_32": 4})
     done = report(*paths)
     assert done.exit_code == 1
-    assert "AMD EPYC; hipgroupgemm 0.1.0, numpy 2.4.6, double 1" in done.output
+    assert "cpu: AMD EPYC; hipgroupgemm 0.1.0, numpy 2.4.6, double 1" in done.output
     assert "newly wrong: 4" in done.output
     assert report(DATA / "new.jsonl").exit_code == 0
 

@@ -9,8 +9,8 @@ from hipgroupgemm.backends.triton.compiler import ELEMENTS, CompiledKernel
 from hipgroupgemm.backends.triton.specs import operands_of
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.runtime.base import Runtime
-from hipgroupgemm.runtime.parameters import KernelParameters
 from hipgroupgemm.runtime.cuda.tensor_map import TensorMapEncoder
+from hipgroupgemm.runtime.parameters import KernelParameters
 
 __all__ = ["Descriptors", "layouts"]
 

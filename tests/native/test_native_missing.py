@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from hipgroupgemm import native
 from hipgroupgemm.native import _build, _files, _loader, _rocm
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_import_needs_nothing() -> None:
@@ -89,14 +90,13 @@ def test_header_parses_and_agrees_with_python() -> None:
     assert lib.HGG_RECORD_SIZE == native.RECORD_SIZE == 196
     assert lib.HGG_ALIGNMENT == native.WORKSPACE_ALIGNMENT
     assert lib.HGG_ABI_VERSION == _loader.ABI_VERSION
-    for enum, prefix in (("hgg_data_type", "HGG_R_"), ("hgg_compute_type", "HGG_COMPUTE_")):
-        values = set(ffi.typeof(f"enum {enum}").relements.values())
-        kind = native.DataType if prefix == "HGG_R_" else native.ComputeType
-        assert values == {member.value for member in kind}
-    ragged = ffi.typeof("enum hgg_ragged").relements.values()
-    assert set(ragged) == {member.value for member in native.Ragged}
-    assert (lib.HGG_PROBLEM_RAGGED_K, lib.HGG_PROBLEM_FIXED) == (native.Ragged.K, native.Ragged.FIXED)
+    enums = (("hgg_data_type", native.DATA_TYPES), ("hgg_compute_type", native.COMPUTE_TYPES), ("hgg_ragged", native.RAGGED))
+    for enum, table in enums:
+        assert set(ffi.typeof(f"enum {enum}").relements.values()) == set(table.values())
+    assert [native.RAGGED[name] for name in ("n", "m", "k", "")] == [getattr(lib, f"HGG_RAGGED_{x}") for x in ("N", "M", "K", "NONE")]
     assert ffi.sizeof("hgg_handle") == ffi.sizeof("hgg_instance") == 8
+    fields = {name for name, _ in ffi.typeof("hgg_problem").fields}
+    assert fields == {field.name for field in dataclasses.fields(native.GemmProblem)}
 
 
 def test_files_are_found_in_a_checkout() -> None:
@@ -137,20 +137,43 @@ def test_file_version(tmp_path: Path) -> None:
     assert _rocm.file_version(str(tmp_path / "link.so")) == (0, 12)
 
 
-def test_elf_names(tmp_path: Path) -> None:
-    """Against the C library that this process runs on, and against files that are no libraries."""
+def test_names_in_a_file(tmp_path: Path) -> None:
     libc = next(path for path in _rocm.mapped("libc.so") if path.endswith("libc.so.6"))
-    names = _rocm.elf_names(libc)
-    assert names is not None
-    assert names.soname == "libc.so.6"
-    assert any(re.match(r"ld-linux.*\.so\.\d", name) for name in names.needed)
-    whole = Path(libc).read_bytes()
-    for length in (0, 10, 63, 64, 100, 1000):
-        short = tmp_path / "short.so"
-        short.write_bytes(whole[:length])
-        assert _rocm.elf_names(str(short)) is None
-    assert _rocm.elf_names(str(tmp_path)) is None
-    assert _rocm.elf_names(os.fspath(ROOT / "setup.py")) is None
+    assert b"libc.so.6" in _loader._in_file(libc, rb"libc\.so\.\d+")
+    (tmp_path / "shim").write_bytes(b"\x7fELF\0HGG_ROCM_FOLDERS=/opt/rocm/lib:/x y/lib64\0more")
+    assert _loader._in_file(str(tmp_path / "shim"), rb"HGG_ROCM_FOLDERS=([^\0]*)") == {b"/opt/rocm/lib:/x y/lib64"}
+
+
+def test_a_second_runtime_is_refused_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the names in the files, so that hipBLASLt does not bring its own runtime into the process."""
+    runtime, other, fits = (tmp_path / name for name in ("libamdhip64.so.7.1", "libhipblaslt.so.0", "libhipblaslt.so.1"))
+    runtime.write_bytes(b"..libamdhip64.so.7\0..")
+    other.write_bytes(b"..libamdhip64.so.6\0libc.so.6")
+    fits.write_bytes(b"..libamdhip64.so.7\0libc.so.6")
+    monkeypatch.setattr(_rocm, "mapped", lambda prefix: [str(runtime)] if prefix == "libamdhip64.so" else [])
+    with pytest.raises(native.NativeUnavailableError, match=r"needs libamdhip64\.so\.6, but .*libamdhip64\.so\.7\.1 is in this process"):
+        _loader._refuse_second_runtime(str(other))
+    _loader._refuse_second_runtime(str(fits))
+
+
+def test_kernel_files_that_a_catalogue_lists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = tmp_path / "hipblaslt" / "library" / "gfx942"
+    library.mkdir(parents=True)
+    stems = [f"TensileLibrary_{name}_gfx942" for name in ("BB_BB", "HH_HH", "SS_SS")]
+    (library / "TensileLibrary_lazy_gfx942.dat").write_bytes(b"\x93" + b"".join(b"\xd9\x1d" + stem.encode() + b"\xc0" for stem in stems))
+    for name in (f"{stems[0]}.dat", f"{stems[0]}.co", f"{stems[1]}.dat", f"{stems[2]}.hsaco"):
+        (library / name).touch()
+
+    def loaded() -> types.SimpleNamespace:
+        return types.SimpleNamespace(hipblaslt=str(tmp_path / "libhipblaslt.so.1"))
+
+    monkeypatch.setattr(_loader, "load", loaded)
+    monkeypatch.delenv("HIPBLASLT_TENSILE_LIBPATH", raising=False)
+    assert native.missing_kernel_files() == [str(library / f"{stems[1]}.co"), str(library / f"{stems[2]}.dat")]
+    monkeypatch.setenv("HIPBLASLT_TENSILE_LIBPATH", str(tmp_path / "elsewhere"))
+    assert native.missing_kernel_files() == []
+    monkeypatch.setattr(_loader, "load", lambda: (_ for _ in ()).throw(native.NativeUnavailableError("no shim")))
+    assert native.missing_kernel_files() == []
 
 
 def test_build_says_why_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,10 @@ import ctypes
 
 import numpy as np
 import pytest
-from grouped import RECORD
+from grouped import RECORD, gemm_problem
 from standin_device import Device
 
-from hipgroupgemm.native import DataType, GroupedGemm, Handle
+from hipgroupgemm.native import GroupedGemm, Handle
 
 ARGUMENT_BYTES = 648
 COUNTS, I32, I64, RAGGED_N = 1, 2, 3, 0
@@ -60,12 +60,10 @@ def test_fill_then_run(handle: Handle, device: Device, groups: int, packed: bool
     count = max(groups, 2)
     records = device.malloc(count * 196)
 
-    half = DataType.FLOAT16
-    gemm = GroupedGemm(handle, half, half, half, half)
-    gemm.set_problem(m, [rows] + [1] * (count - 1), k)
-    chosen = gemm.heuristic(1)[0]
-    gemm.initialize(chosen, device.malloc(chosen.workspace_size), chosen.workspace_size)
-    template = np.frombuffer(gemm.template().data, RECORD).copy()
+    gemm = GroupedGemm(handle, gemm_problem(m, rows, k, count))
+    chosen = gemm.algorithms(1)[0]
+    record = gemm.initialize(chosen.index, device.malloc(chosen.workspace_size), chosen.workspace_size, 0)
+    template = np.frombuffer(record, RECORD).copy()
     template["m"], template["k"], template["batch"] = m, k, 1
     template["strideA1"], template["strideB1"], template["strideC1"], template["strideD1"] = m, k, m, m
 
@@ -89,7 +87,7 @@ def test_fill_then_run(handle: Handle, device: Device, groups: int, packed: bool
         device.write(records, np.full(count * 196, 0xA5, np.uint8))
         device.write(addresses["d"], d)
         device.check(launch(device, b"hgg_fill", arguments, blocks, packed), "hgg_fill")
-        gemm.run(records, count * 196, 0)
+        gemm.run(records, 0)
         result = device.read(addresses["d"], d.size, np.float16).reshape(d.shape).astype(np.float64)
         start = 0
         for group, size in enumerate(sizes):

@@ -87,11 +87,11 @@ def test_order_of_threads_and_blocks_does_not_matter(host: HostBuild) -> None:
 def scanned(
     host: HostBuild, sizes: list[int], dtype: str, extent: int, kernel: str = "hgg_scan", **other: int
 ) -> tuple[list[tuple[int, int]], tuple[int, ...], list[int]]:
-    """Rows of each group, the fault and the cover, of one batch and one launch without the model."""
+    """Rows of each group, the fault and the covered_range, of one batch and one launch without the model."""
     values = np.array(sizes, dtype)
     total = len(sizes)
     starts, ends = np.full(total, -7, np.int64), np.full(total, -7, np.int64)
-    cover, fault = np.full(2, -7, np.int64), np.zeros((), L.FAULT)
+    covered_range, fault = np.full(2, -7, np.int64), np.zeros((), L.FAULT)
     a = np.zeros((), L.ARGUMENTS)
     a["sizes"], a["sizes_stride"], a["sizes_type"] = (
         values.ctypes.data,
@@ -100,20 +100,20 @@ def scanned(
     )
     a["sizes_kind"], a["ragged_extent"], a["batch_count"] = L.SIZES_COUNTS, extent, 1
     a["group_count"] = a["group_total"] = total
-    for name, array in (("starts", starts), ("ends", ends), ("cover", cover), ("fault", fault)):
+    for name, array in (("starts", starts), ("ends", ends), ("covered_range", covered_range), ("fault", fault)):
         a[name] = array.ctypes.data
     for name, value in other.items():
         a[name] = value
     assert host.launch(kernel, a, 2) == 0
     count = int(a["group_count"])
-    return list(zip(starts.tolist(), ends.tolist(), strict=True))[:count], fault.item(), cover.tolist()
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))[:count], fault.item(), covered_range.tolist()
 
 
 def test_right_sizes_by_hand(host: HostBuild) -> None:
-    rows, fault, cover = scanned(host, [3, 0, 4], "i4", 9)
+    rows, fault, covered_range = scanned(host, [3, 0, 4], "i4", 9)
     assert rows == [(0, 3), (3, 3), (3, 7)]
     assert fault == (0, 0, 0, 0, 0)
-    assert cover == [0, 7]
+    assert covered_range == [0, 7]
 
 
 @pytest.mark.parametrize(
@@ -165,19 +165,21 @@ def test_end_offsets_by_hand(host: HostBuild, offsets: list[int], dtype: str, ro
 
 
 @pytest.mark.parametrize(
-    ("offset", "rows", "fault", "cover"),
+    ("offset", "rows", "fault", "covered_range"),
     [
         (1, [(2, 5), (5, 9)], (0, 0, 0, 0, 0), [2, 9]),
         (5, [(5, 9), (9, 10)], (L.FAULT_GROUP_OFFSET, 0, 0, 5, 2), [5, 10]),
         (-1, [(0, 2), (2, 5)], (L.FAULT_GROUP_OFFSET, 0, 0, -1, 2), [0, 5]),
     ],
 )
-def test_group_offset_by_hand(host: HostBuild, offset: int, rows: list[tuple[int, int]], fault: tuple[int, ...], cover: list[int]) -> None:
+def test_group_offset_by_hand(
+    host: HostBuild, offset: int, rows: list[tuple[int, int]], fault: tuple[int, ...], covered_range: list[int]
+) -> None:
     where = {"group_count": 2, "group_offset_value": offset}
-    assert scanned(host, [2, 3, 4, 1], "i4", 10, **where) == (rows, fault, cover)
+    assert scanned(host, [2, 3, 4, 1], "i4", 10, **where) == (rows, fault, covered_range)
     on_device = np.array([offset], np.int8)
     where = {"group_count": 2, "group_offset": on_device.ctypes.data, "group_offset_type": L.INTEGERS["i1"]}
-    assert scanned(host, [2, 3, 4, 1], "i4", 10, **where) == (rows, fault, cover)
+    assert scanned(host, [2, 3, 4, 1], "i4", 10, **where) == (rows, fault, covered_range)
 
 
 def test_a_fault_stays_until_it_is_cleared(host: HostBuild) -> None:
@@ -216,7 +218,7 @@ def test_one_wrong_bit_of_one_record_is_seen(finished: tuple[Drawn, np.ndarray],
     assert "records[" in said[0]
 
 
-@pytest.mark.parametrize("name", ["starts", "ends", "cover", "fault", "tiles", "tile_count", "out", "sizes"])
+@pytest.mark.parametrize("name", ["starts", "ends", "covered_range", "fault", "tiles", "tile_count", "out", "sizes"])
 def test_one_wrong_byte_elsewhere_is_seen(finished: tuple[Drawn, np.ndarray], name: str) -> None:
     drawn, right = finished
     got = right.copy()

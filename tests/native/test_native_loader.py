@@ -13,6 +13,7 @@ import pytest
 from hipgroupgemm.native import load, shim_path
 
 LIBRARY = load()
+PROBLEM = "p = n.GemmProblem(*['float16'] * 4, count=2, m=64, n=64, k=64, lda=64, ldb=64, ldc=64, ldd=64)\n"
 
 
 def run(code: str, **environment: str) -> str:
@@ -137,15 +138,14 @@ def test_no_shim(tmp_path: Path) -> None:
 
 def test_forked_child_is_told() -> None:
     out = run(
-        "handle = n.Handle()\n"
-        "gemm = n.GroupedGemm(handle, *[n.DataType.FLOAT16] * 4)\n"
+        "handle = n.Handle()\n" + PROBLEM + "gemm = n.GroupedGemm(handle, p)\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
         "    try:\n"
         "        n.Handle()\n"
         "    except n.NativeUnavailableError as e:\n"
         "        print('load', 'spawn or forkserver' in str(e))\n"
-        "    for call in (gemm.info, lambda: gemm.run(4096, 4096, 0), handle.info):\n"
+        "    for call in (gemm.algorithms, lambda: gemm.run(4096, 0), handle.info):\n"
         "        try:\n"
         "            call()\n"
         "        except n.NativeError as e:\n"
@@ -178,8 +178,7 @@ def test_objects_left_open_at_exit() -> None:
     assert (
         run(
             "import threading\n"
-            "h = [n.Handle() for _ in range(3)]\n"
-            "g = [n.GroupedGemm(x, *[n.DataType.FLOAT16] * 4) for x in h]\n"
+            "h = [n.Handle() for _ in range(3)]\n" + PROBLEM + "g = [n.GroupedGemm(x, p) for x in h]\n"
             "threading.Thread(target=lambda: h[0].close()).start()\n"
             "del h[1]\n"
         )
@@ -189,11 +188,6 @@ def test_objects_left_open_at_exit() -> None:
 
 def test_collected_objects_give_everything_back() -> None:
     out = run(
-        "import gc\n"
-        "h = n.Handle()\n"
-        "for _ in range(5):\n"
-        "    n.GroupedGemm(h, *[n.DataType.FLOAT16] * 4)\n"
-        "gc.collect()\n"
-        "print(h.info().instances)\n"
+        "import gc\nh = n.Handle()\n" + PROBLEM + "for _ in range(5):\n    n.GroupedGemm(h, p)\ngc.collect()\nprint(h.info().instances)\n"
     )
     assert out == "0\n"

@@ -28,19 +28,18 @@ def test_there_is_one_runtime() -> None:
 
 def test_its_streams_and_memory_serve_the_shim(device: Device) -> None:
     stream = check(hip.hipStreamCreate())
-    with Handle(stream=int(stream)) as handle:
+    with Handle() as handle:
         grouped = Grouped(device, np.random.default_rng(), [24] * 3, [5, 0, 9], [16] * 3, [1] * 3)
         gemm = grouped.instance(handle)
-        grouped.set_capacity(gemm)
-        chosen = gemm.heuristic(1)[0]
+        chosen = gemm.algorithms(1)[0]
         workspace, data = check(hip.hipMalloc(chosen.workspace_size)), grouped.records()
-        gemm.initialize(chosen, int(workspace), chosen.workspace_size)
+        gemm.initialize(chosen.index, int(workspace), chosen.workspace_size, int(stream))
         records = check(hip.hipMalloc(data.nbytes))
         kind = hip.hipMemcpyKind.hipMemcpyHostToDevice
         check(hip.hipMemcpyAsync(records, data.view(np.uint8), data.nbytes, kind, stream))
         for matrix in grouped.d:
             matrix.poison()
-        gemm.run(int(records), data.nbytes, int(stream))
+        gemm.run(int(records), int(stream))
         check(hip.hipStreamSynchronize(stream))
         assert grouped.errors() == []
     check(hip.hipStreamDestroy(stream))

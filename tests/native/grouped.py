@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from standin_device import Device
 
-from hipgroupgemm.native import DataType, Epilogue, GroupedGemm, Handle, Ragged
+from hipgroupgemm.native import GemmProblem, GroupedGemm, Handle
 
 Array = npt.NDArray[Any]
 
@@ -44,7 +44,13 @@ RECORD = np.dtype(
 )
 
 BIAS_FLOAT32 = 0
-OUTPUTS = {DataType.FLOAT16: np.dtype(np.float16), DataType.FLOAT32: np.dtype(np.float32)}
+
+
+def gemm_problem(m: int, n: int, k: int, count: int = 2, *, trans_a: bool = False, trans_b: bool = False, **changes: Any) -> GemmProblem:
+    """Packed float16 matrices without a batch, n ragged, unless said otherwise."""
+    leading = {"lda": k if trans_a else m, "ldb": n if trans_b else k, "ldc": m, "ldd": m}
+    types = dict.fromkeys(("type_a", "type_b", "type_c", "type_d"), "float16")
+    return GemmProblem(count=count, m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, **(types | leading | changes))
 
 
 @dataclass
@@ -113,7 +119,7 @@ class Grouped:
     batch: list[int]
     trans_a: bool = False
     trans_b: bool = False
-    output: DataType = DataType.FLOAT16
+    output: str = "float16"
     alpha: float = 0.75
     beta: float = -0.5
     bias: bool = False
@@ -125,7 +131,7 @@ class Grouped:
     bias_addresses: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        half, out = np.dtype(np.float16), OUTPUTS[self.output]
+        half, out = np.dtype(np.float16), np.dtype(self.output)
         for m, n, k, batch in zip(self.m, self.n, self.k, self.batch, strict=True):
             self.a.append(self._random((batch, k, m) if self.trans_a else (batch, m, k), half))
             self.b.append(self._random((batch, n, k) if self.trans_b else (batch, k, n), half))
@@ -145,32 +151,30 @@ class Grouped:
         for address in self.bias_addresses:
             self.device.free(address)
 
-    def instance(self, handle: Handle) -> GroupedGemm:
-        """A grouped GEMM of these types; give it a problem before use."""
-        return GroupedGemm(
-            handle,
-            DataType.FLOAT16,
-            DataType.FLOAT16,
-            self.output,
-            self.output,
+    def instance(self, handle: Handle, capacity: int | None = None) -> GroupedGemm:
+        """A grouped GEMM for this problem. `capacity` is the ragged size's: n, but k with a transposed B.
+
+        (The real library has no kernel with a transposed B that takes n = 1.)
+        """
+        ragged = "k" if self.trans_b else "n"
+        sizes = {"m": max(self.m), "n": max(self.n), "k": max(self.k)}
+        sizes[ragged] = sum(getattr(self, ragged)) if capacity is None else capacity
+        strides = dict.fromkeys(("stride_a", "stride_b", "stride_c", "stride_d"), 1 << 20)
+        problem = gemm_problem(
+            **sizes,
+            count=len(self.m),
+            ragged=ragged,
             trans_a=self.trans_a,
             trans_b=self.trans_b,
-            epilogue=Epilogue.BIAS if self.bias else Epilogue.DEFAULT,
+            type_c=self.output,
+            type_d=self.output,
+            bias_type="float32" if self.bias else None,
+            batch=max(self.batch),
+            alpha=self.alpha,
+            beta=self.beta,
+            **strides,
         )
-
-    def set_capacity(self, gemm: GroupedGemm, capacity: int | None = None) -> None:
-        """The sizes that the launch grid is made from: [capacity, 1, ...] of the ragged size.
-
-        That is n, but k with a transposed B: the real library has no such kernel that takes n = 1.
-        """
-        ragged = self.k if self.trans_b else self.n
-        sizes = np.ones(len(ragged), np.int64)
-        sizes[0] = sum(ragged) if capacity is None else capacity
-        m, scalars = max(self.m), {"alpha": self.alpha, "beta": self.beta}
-        if self.trans_b:
-            gemm.set_problem(m, max(self.n), sizes, self.batch, ragged=Ragged.K, **scalars)
-        else:
-            gemm.set_problem(m, sizes, max(self.k), self.batch, **scalars)
+        return GroupedGemm(handle, problem)
 
     def records(self) -> Array:
         """One record a group, from the layout alone."""
@@ -189,14 +193,14 @@ class Grouped:
             records["biasType"] = BIAS_FLOAT32
         return records
 
-    def run(self, gemm: GroupedGemm, records: Array | None = None) -> None:
+    def run(self, gemm: GroupedGemm, records: Array | None = None, stream: int = 0) -> None:
         """Poison the output, upload the records, run, and wait."""
         for matrix in self.d:
             matrix.poison()
         data = self.records() if records is None else records
         address = self.device.upload(data)
         try:
-            gemm.run(address, data.nbytes, gemm.handle.stream)
+            gemm.run(address, stream)
         finally:
             self.device.free(address)
 
@@ -217,7 +221,7 @@ class Grouped:
         if self.bias:
             column = self.bias_values[group].astype(np.float64)[None, :, None]
             exact, magnitude = exact + column, magnitude + np.abs(column)
-        out = np.finfo(OUTPUTS[self.output])
+        out = np.finfo(np.dtype(self.output))
         accumulation = (self.k[group] + 4) * np.finfo(np.float32).eps * magnitude
         rounding = float(out.eps) / 2 * (np.abs(exact) + accumulation) + float(out.smallest_subnormal)
         return exact, accumulation + rounding

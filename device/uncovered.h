@@ -1,4 +1,4 @@
-// hgg_finish: gives output that no group covers its beta * c.
+// hgg_zero_uncovered: gives output that no group covers its beta * c.
 //
 // NON_CONTRACTING: the rows before the first computed group and those behind the last, in every batch.
 // CONTRACTING: the slabs of empty groups. Each such piece is a candidate; every block looks at all
@@ -8,8 +8,8 @@
 // beta 0 writes zeros and never reads c. Else the product is taken in float32 (float64 for float64 out) and
 // rounded once. An element of c is read by the thread that writes the same element of out, so c may be
 // exactly out.
-#ifndef HGG_FINISH_H
-#define HGG_FINISH_H
+#ifndef HGG_UNCOVERED_H
+#define HGG_UNCOVERED_H
 
 #include "numbers.h"
 #include "scan.h"
@@ -19,7 +19,7 @@ namespace hgg {
 constexpr int kCandidates = kThreads * kItems;  // looked at together
 constexpr int kLineVectors = 8;                 // vectors that one thread writes of a long line
 
-struct FinishShared {
+struct UncoveredShared {
   hgg_u32 mask[kCandidates / 32];  // candidates with something to write
   hgg_u32 any;
 };
@@ -57,7 +57,7 @@ HGG_FUNCTION Rows rows_left_of(const hgg_arguments& a, const Candidate& c) {
     return Rows{0, empty ? a.out_rows : 0};
   }
   // With nothing covered, both ends of the covered rows are 0 and the rows behind are all.
-  const hgg_i64 covered = read<hgg_i64>(a.cover + 8 * c.scanned);
+  const hgg_i64 covered = read<hgg_i64>(a.covered_range + 8 * c.scanned);
   return c.which ? Rows{covered, a.ragged_extent} : Rows{0, covered};
 }
 
@@ -102,7 +102,7 @@ HGG_FUNCTION Lines lines_of(const hgg_arguments& a, const Piece& piece, bool rea
 }
 
 template <class Type>
-struct Finisher {
+struct Writer {
   typedef typename Type::Storage Storage;
   typedef typename Type::Real Real;
   static constexpr int kBytes = sizeof(Storage);
@@ -199,13 +199,13 @@ struct Finisher {
 };
 
 template <class Type>
-HGG_FUNCTION void finish_pieces(const hgg_arguments& a, FinishShared& shared, hgg_u32 first, int count,
+HGG_FUNCTION void write_pieces(const hgg_arguments& a, UncoveredShared& shared, hgg_u32 first, int count,
                                 hgg_u32& turn, typename Type::Real beta, bool reads) {
   const hgg_u64 out_bits = a.out.base | (hgg_u64)(a.out.row_stride | a.out.column_stride |
                                                   a.out.group_stride | a.out.batch_stride);
   const hgg_u64 c_bits = a.c_matrix.base | (hgg_u64)(a.c_matrix.row_stride | a.c_matrix.column_stride |
                                                      a.c_matrix.group_stride | a.c_matrix.batch_stride);
-  const Finisher<Type> finisher{&a,
+  const Writer<Type> writer{&a,
                                 beta,
                                 reads,
                                 a.c_type == a.out_type,
@@ -218,14 +218,14 @@ HGG_FUNCTION void finish_pieces(const hgg_arguments& a, FinishShared& shared, hg
     for (int word = 0; word < ceiling(count, 32); ++word)
       for (hgg_u32 bits = shared.mask[word]; bits; bits &= bits - 1) {
         const hgg_u32 candidate = first + 32 * word + (hgg_u32)lowest_bit(bits);
-        after = finisher.piece(piece_of(a, candidate), after, t);
+        after = writer.piece(piece_of(a, candidate), after, t);
       }
   }
   turn = after;
 }
 
 // Marks the candidates that have something to write; the loads of a thread are in flight together.
-HGG_FUNCTION void mark_candidates(const hgg_arguments& a, FinishShared& shared, hgg_u32 first, int count,
+HGG_FUNCTION void mark_candidates(const hgg_arguments& a, UncoveredShared& shared, hgg_u32 first, int count,
                                   int t) {
   bool marked[kItems];
   HGG_UNROLL
@@ -242,12 +242,12 @@ HGG_FUNCTION void mark_candidates(const hgg_arguments& a, FinishShared& shared, 
   }
 }
 
-HGG_FUNCTION void finish_block(const hgg_arguments& a, FinishShared& shared) {
+HGG_FUNCTION void zero_uncovered_block(const hgg_arguments& a, UncoveredShared& shared) {
   const bool contracting = a.mode == HGG_RAGGED_K;
   if (a.out_columns <= 0) return;
   // The common case, without a barrier: one scan, and all rows are covered.
   if (!contracting && a.batch_count == 1) {
-    const hgg_i64 begin = read<hgg_i64>(a.cover), end = read<hgg_i64>(a.cover + 8);
+    const hgg_i64 begin = read<hgg_i64>(a.covered_range), end = read<hgg_i64>(a.covered_range + 8);
     if (begin == 0 && end == a.ragged_extent) return;
   }
   const hgg_u32 candidates = (hgg_u32)a.out_batch_count * (contracting ? (hgg_u32)a.group_count : 2);
@@ -274,10 +274,10 @@ HGG_FUNCTION void finish_block(const hgg_arguments& a, FinishShared& shared) {
     const bool any = shared.any != 0;
     if (any) {
       switch (a.out_type) {
-        case HGG_BF16: finish_pieces<BFloat16>(a, shared, first, count, turn, beta.f32, reads); break;
-        case HGG_F16: finish_pieces<Float16>(a, shared, first, count, turn, beta.f32, reads); break;
-        case HGG_F32: finish_pieces<Float32>(a, shared, first, count, turn, beta.f32, reads); break;
-        default: finish_pieces<Float64>(a, shared, first, count, turn, beta.f64, reads); break;
+        case HGG_BF16: write_pieces<BFloat16>(a, shared, first, count, turn, beta.f32, reads); break;
+        case HGG_F16: write_pieces<Float16>(a, shared, first, count, turn, beta.f32, reads); break;
+        case HGG_F32: write_pieces<Float32>(a, shared, first, count, turn, beta.f32, reads); break;
+        default: write_pieces<Float64>(a, shared, first, count, turn, beta.f64, reads); break;
       }
     }
     HGG_PHASE(t) { (void)t; }  // the mask is cleared only when all have read it

@@ -48,9 +48,9 @@ MUTATIONS = {
     "tiles of the last window": ("tiles.h", "base += tiles;", ""),
     "ties round up": ("numbers.h", "(bits + 0x7fffu + ((bits >> 16) & 1u))", "(bits + 0x8000u)"),
     "fp16 subnormal numbers lost": ("numbers.h", "if (rest < 0x33000000u)", "if (rest < 0x38800000u)"),
-    "rows before the offset": ("finish.h", "Rows{0, covered}", "Rows{0, 0}"),
-    "end of a line lost": ("finish.h", "left + skipped < to", "left + skipped + 1 < to"),
-    "c read when beta is 0": ("finish.h", "if (!reads) return Storage(0);", ""),
+    "rows before the offset": ("uncovered.h", "Rows{0, covered}", "Rows{0, 0}"),
+    "end of a line lost": ("uncovered.h", "left + skipped < to", "left + skipped + 1 < to"),
+    "c read when beta is 0": ("uncovered.h", "if (!reads) return Storage(0);", ""),
 }
 SECONDS = 120
 
