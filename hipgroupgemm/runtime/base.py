@@ -16,10 +16,9 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from hipgroupgemm.runtime.cache import cache_key, default_cache
-from hipgroupgemm.runtime.driver import NOTES, Driver
 from hipgroupgemm.runtime.errors import DeviceError, DeviceMemoryError, ForkedProcessError
 from hipgroupgemm.runtime.forks import new_rlock
 from hipgroupgemm.runtime.keep_alive import KeptObjects
@@ -30,6 +29,21 @@ __all__ = ["Runtime"]
 
 _Extents = tuple[int, int, int]
 
+_OUT_OF_MEMORY = 2
+# both vendors number these alike
+_NOTES = {
+    98: "the code object holds no such kernel for this device",
+    201: "no context is current in this thread: wrap the call in runtime.use_device(i)",
+    209: "the code object holds no code for this device: compile for its architecture",
+    400: "a handle (stream, event, function) is not valid, was destroyed, or belongs to another device",
+    700: "a kernel accessed memory out of bounds; the device is lost to this process, restart it",
+    716: "a kernel used a misaligned address; the device is lost to this process, restart it",
+    719: "a kernel failed; the device is lost to this process, restart it",
+    900: "not allowed while a stream is being captured: do it before the capture",
+    901: "an earlier call invalidated the capture: end it, and prepare everything before the next one",
+    906: "the default stream can't be used while another stream of the device is being captured: pass the stream that is captured, or end"
+    " the capture first",
+}
 _NOT_READY = 600
 _INVALIDATED = 901
 _PORTABLE = 1  # pinned memory for every device
@@ -39,23 +53,83 @@ _THREAD_LOCAL, _RELAXED = 1, 2  # modes of a capture
 _ACTIVE = 1  # a capture that is under way and not spoilt
 
 
-class Runtime(Driver, abc.ABC):
+class Runtime(abc.ABC):
     """One vendor's runtime in this process. Get it from :func:`hipgroupgemm.runtime.get_runtime`.
 
     All methods may be called from any thread. In a process forked from one that used this object every method raises ForkedProcessError.
     """
 
+    kind: str  # "cuda" or "rocm"
+    version: int  # the driver's or HIP runtime's, as the vendor encodes it
+    library: str  # path of the driver library, where it is known
+
+    _prefix: ClassVar[str] = ""
+    _renamed: ClassVar[Mapping[str, str]] = {}  # the vendor's names of calls that are not the prefix and our name
+    _bindings: Any
+    _statuses: Any  # the vendor's enumeration
     _capture_modes: Any
+    _copy_kind: tuple[Any, ...] = ()
     _count: int
     _compile: Callable[..., bytes]
     _launch_class: Callable[..., PreparedLaunch]
 
     def __init__(self) -> None:
-        super().__init__()
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._forked = False
         self._infos: dict[int, DeviceInfo] = {}
         self._modules: dict[tuple[int, str], Module] = {}
         self._lock = new_rlock()
         self._kept = KeptObjects(self)
+
+    # ---- calls and errors
+
+    def _call(self, call: str, *arguments: Any) -> Any:
+        """Make a call; what the bindings return, the status first."""
+        if self._forked:
+            raise ForkedProcessError(self.kind)
+        function = self._functions.get(call)
+        if function is None:
+            function = self._functions[call] = getattr(self._bindings, self._name(call))
+        return function(*arguments)
+
+    def _check(self, call: str, *arguments: Any) -> Any:
+        """Make a call; the value, or the tuple of values, or None."""
+        result = self._call(call, *arguments)
+        if result[0]:
+            raise self._fail(self._name(call), int(result[0]))
+        if len(result) == 2:
+            return result[1]
+        return result[1:] if len(result) > 2 else None
+
+    def _name(self, call: str) -> str:
+        return self._renamed.get(call) or self._prefix + call
+
+    def _status_name(self, status: int) -> str:
+        try:
+            return str(self._statuses(status).name)
+        except ValueError:
+            return "unknown"
+
+    def _fail(self, call: str, status: int, note: str = "") -> DeviceError:
+        self._forget_error()
+        kind = DeviceMemoryError if status == _OUT_OF_MEMORY else DeviceError
+        return kind(call, status, self._status_name(status), note or _NOTES.get(status, ""))
+
+    def _forget_error(self) -> None:  # noqa: B027 - CUDA's driver keeps none
+        """Take back the error that the vendor keeps for whoever asks next."""
+
+    def _stream(self, stream: int) -> Any:
+        """What the bindings take for a stream without converting it."""
+        return stream
+
+    def check_process(self) -> None:
+        """Raise ForkedProcessError in a process forked after this runtime was made."""
+        if self._forked:
+            raise ForkedProcessError(self.kind)
+
+    def disable_after_fork(self) -> None:
+        """Called in a forked child: from now on every call raises ForkedProcessError."""
+        self._forked = True
 
     # ---- devices
 
@@ -74,10 +148,6 @@ class Runtime(Driver, abc.ABC):
             self.check_device(device)
             info = self._infos[device] = self._read_info(device)
         return info
-
-    def device_name(self, device: int) -> str:
-        """The vendor's name of a device."""
-        return self.device_info(device).name
 
     def check_device(self, device: int) -> None:
         """ValueError unless ``device`` is the index of a device."""
@@ -126,7 +196,7 @@ class Runtime(Driver, abc.ABC):
         is then the device that was current when it was allocated.
         """
 
-    def check_library(self) -> None:
+    def check_library(self) -> None:  # noqa: B027 - CUDA's driver is one
         """RuntimeUnavailable where a package loaded after ours has brought a second runtime into this process."""
 
     def malloc_plain(self, nbytes: int, device: int) -> int:
@@ -164,9 +234,10 @@ class Runtime(Driver, abc.ABC):
             with self.use_device(device), self.relaxed_capture():
                 self._check(call, handle)
 
-    @abc.abstractmethod
     def memcpy_async(self, dst: int, src: int, nbytes: int, stream: int = 0) -> None:
         """Copy bytes between any two of host and devices, in stream order; the call waits for host memory that isn't pinned."""
+        if nbytes:
+            self._check("MemcpyAsync", dst, src, nbytes, *self._copy_kind, self._stream(stream))
 
     def memset_async(self, dst: int, value: int, nbytes: int, stream: int = 0) -> None:
         """Fill device memory with one byte value, in stream order."""
@@ -333,7 +404,7 @@ class Runtime(Driver, abc.ABC):
             except DeviceError as error:
                 raise self._fail(error.call, error.status, f"the module has no kernel {name!r}") from None
 
-    def _set_shared_limit(self, function: Function, nbytes: int) -> None:
+    def _set_shared_limit(self, function: Function, nbytes: int) -> None:  # noqa: B027 - a HIP kernel may use all of the LDS
         """Let a kernel use ``nbytes`` of dynamic shared memory."""
 
     def load_module(self, code: bytes, device: int) -> Module:
@@ -413,7 +484,7 @@ class Runtime(Driver, abc.ABC):
         if status == 1:
             info = self.device_info(function.module.device)
             where += f"; want 1 or more blocks, 1 to {info.max_threads_per_block} threads per block" + self._launch_rule(function, info)
-        raise self._fail(call, status, where + (f": {NOTES[status]}" if status in NOTES else ""))
+        raise self._fail(call, status, where + (f": {_NOTES[status]}" if status in _NOTES else ""))
 
     def _launch_rule(self, function: Function, info: DeviceInfo) -> str:
         """What else a launch has to keep to, in words."""

@@ -33,8 +33,7 @@ def cache_directory() -> Path | None:
 def require_trusted(path: Path, found: os.stat_result | None = None) -> None:
     """Raises PermissionError where another user owns a file or directory or may write it; FileNotFoundError where there is none.
 
-    Args:
-        path: of the file or directory. found: its status, where the caller has it.
+    ``found`` is its status, where the caller has that.
     """
     found = path.stat() if found is None else found
     if not hasattr(os, "geteuid"):
@@ -47,24 +46,14 @@ def require_trusted(path: Path, found: os.stat_result | None = None) -> None:
 
 
 def private_directory(path: Path) -> Path:
-    """The directory, made for this user alone (mode 700) where it is not there yet.
-
-    Raises:
-        PermissionError: another user owns it or may write it.
-        OSError: it can't be made.
-    """
+    """The directory, made for this user alone (mode 700) where it is not there yet; raises as :func:`require_trusted`, or OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     require_trusted(path)
     return path
 
 
 def read_trusted(path: Path) -> bytes:
-    """The contents of a file that nobody but this user can have written.
-
-    Raises:
-        PermissionError: another user owns it or may write it.
-        OSError: it can't be read; FileNotFoundError where there is none.
-    """
+    """The contents of a file that nobody but this user can have written; raises as :func:`require_trusted`, or OSError."""
     with path.open("rb") as file:
         require_trusted(path, os.fstat(file.fileno()))  # of the file that is open, whatever takes its place meanwhile
         return file.read()

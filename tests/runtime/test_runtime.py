@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from hipgroupgemm import runtime as runtimes
+from hipgroupgemm.runtime import compile as cuda_compile
 from hipgroupgemm.runtime import process, streams
 from hipgroupgemm.runtime.base import Runtime
-from hipgroupgemm.runtime.cuda import compile as cuda_compile
 from hipgroupgemm.runtime.cuda import tensor_map
 from hipgroupgemm.runtime.hip import library as hip_library
 from hipgroupgemm.runtime.hip import runtime as hip

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from hipgroupgemm import runtime as runtimes
+from hipgroupgemm.runtime import compile as cuda_compile
 from hipgroupgemm.runtime import directories, memory
-from hipgroupgemm.runtime.cuda import compile as cuda_compile
 from hipgroupgemm.runtime.cuda.runtime import CudaRuntime
 from hipgroupgemm.runtime.cuda.tensor_map import TensorMapEncoder
 from hipgroupgemm.runtime.parameters import TENSOR_MAP, KernelParameters
@@ -147,8 +147,8 @@ def test_per_thread_default_stream(runtime: CudaRuntime) -> None:
 
 
 def test_ptx_for_a_device_newer_than_the_compiler(runtime: CudaRuntime, stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler, _ = cuda_compile._compiler()
-    monkeypatch.setattr(cuda_compile, "_compiler", lambda: (compiler, (80,)))
+    compiler, _ = cuda_compile._nvrtc()
+    monkeypatch.setattr(cuda_compile, "_nvrtc", lambda: (compiler, (80,)))
     source = 'extern "C" __global__ void k(int* p) { *p = 41; }'
     code = runtime.compile(source, "k.cu", [], runtime.device_info(0).architecture)
     assert b".target sm_80" in code

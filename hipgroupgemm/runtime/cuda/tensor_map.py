@@ -64,9 +64,7 @@ class TensorMapEncoder:
             strides: bytes from one element to the next along every dimension but the innermost, outermost first; multiples of 16 below
                 2^40. The innermost is contiguous.
 
-        Raises:
-            ValueError: another number of dimensions than the box has.
-            DeviceError: what the driver refuses, with its rules.
+        DeviceError says what the driver refuses, with its rules.
         """
         self.runtime.check_process()
         if len(shape) != self.rank or len(strides) != self.rank - 1:
