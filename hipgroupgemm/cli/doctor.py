@@ -411,7 +411,6 @@ def _python_findings(machine: Machine, amd: bool, nvidia: bool) -> Iterator[Find
         ("NumPy", "numpy", ("numpy",), "pip install numpy"),
         ("ml_dtypes", "ml_dtypes", ("ml-dtypes",), "pip install ml_dtypes"),
         ("cffi", "cffi", ("cffi",), "pip install cffi (the hipblaslt backend needs it)"),
-        ("platformdirs", "platformdirs", ("platformdirs",), "pip install platformdirs (stored tuning results need it)"),
         ("filelock", "filelock", ("filelock",), "pip install filelock (stored tuning results need it)"),
         ("CuPy", "cupy", ("cupy",), optional + gpu_extra),
         ("Triton", "triton", ("triton", "pytorch-triton-rocm", "pytorch-triton", "triton-rocm"), optional + gpu_extra),
