@@ -361,7 +361,6 @@ def _python_findings(machine: Machine, amd: bool, nvidia: bool) -> list[Finding]
         ("NumPy", "numpy", False, ("numpy",), "pip install numpy"),
         ("ml_dtypes", "ml_dtypes", False, ("ml-dtypes",), "pip install ml_dtypes"),
         ("cffi", "cffi", False, ("cffi",), "pip install cffi (the hipblaslt backend needs it)"),
-        ("platformdirs", "platformdirs", False, ("platformdirs",), "pip install platformdirs (stored tuning results need it)"),
         ("filelock", "filelock", False, ("filelock",), "pip install filelock (stored tuning results need it)"),
         ("msgspec", "msgspec", False, ("msgspec",), "pip install msgspec (stored tuning results and sweeps need it)"),
         ("CuPy", "cupy", True, (), optional + gpu_extra),
@@ -392,9 +391,7 @@ def _python_findings(machine: Machine, amd: bool, nvidia: bool) -> list[Finding]
             return Finding("Python", name, False, version, text, remedy)
         broken = machine.import_error(module) if proof else ""
         if broken:
-            return Finding(
-                "Python", name, False, version, f"installed, but can't be imported: {broken}", remedy.partition(": ")[2] or remedy
-            )
+            return Finding("Python", name, False, version, f"can't be imported: {broken}", remedy)
         return Finding("Python", name, True, version, "" if installed == list(names[:1]) else ", ".join(installed) or module)
 
     with ThreadPoolExecutor(4) as pool:
