@@ -329,10 +329,7 @@ def _read_torch(arguments: dict[str, Any], kind: Any) -> _Read | None:
         return None
     layouts: list[Hashable] = []
     pointers = {}
-    lhs = arguments["lhs"]
-    index = lhs.get_device()
-    if not (lhs.is_cuda if index >= 0 else lhs.is_cpu):
-        return None
+    index = arguments["lhs"].get_device()
     try:
         for name in ARRAYS:
             tensor = arguments[name]
@@ -340,7 +337,7 @@ def _read_torch(arguments: dict[str, Any], kind: Any) -> _Read | None:
                 layouts.append(None)
             elif type(tensor) is kind and not (tensor.requires_grad or tensor.is_neg()):
                 pointer = pointers[_ROLE_OF.get(name, name)] = tensor.data_ptr()
-                layouts.append((pointer & 15, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()))
+                layouts.append((pointer & 15, tensor.shape, tensor.stride(), tensor.dtype, tensor.device))
             else:
                 return None
     except RuntimeError:  # a sparse or nested tensor has no address or no strides

@@ -411,7 +411,6 @@ def _python_findings(machine: Machine, amd: bool, nvidia: bool) -> Iterator[Find
         ("NumPy", "numpy", ("numpy",), "pip install numpy"),
         ("ml_dtypes", "ml_dtypes", ("ml-dtypes",), "pip install ml_dtypes"),
         ("cffi", "cffi", ("cffi",), "pip install cffi (the hipblaslt backend needs it)"),
-        ("platformdirs", "platformdirs", ("platformdirs",), "pip install platformdirs (stored tuning results need it)"),
         ("filelock", "filelock", ("filelock",), "pip install filelock (stored tuning results need it)"),
         ("CuPy", "cupy", ("cupy",), optional + gpu_extra),
         ("Triton", "triton", ("triton", "pytorch-triton-rocm", "pytorch-triton", "triton-rocm"), optional + gpu_extra),
@@ -449,8 +448,7 @@ def _installed(machine: Machine, names: Sequence[str]) -> list[tuple[str, str]]:
 
 def _backend_states(amd: bool, nvidia: bool) -> list[BackendState]:
     from hipgroupgemm.backends import backend_names, get_backend
-    from hipgroupgemm.benchmark.algorithms import config_of
-    from hipgroupgemm.measure.workloads import CLASSES, MoEShape
+    from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
     from hipgroupgemm.operands.views import CPU, Device
 
     shape = MoEShape(256, 128, 64, 4)
@@ -475,7 +473,7 @@ def print_report(report: Report) -> None:
     from rich.markup import escape
 
     import hipgroupgemm
-    from hipgroupgemm.benchmark.command import stdout_console
+    from hipgroupgemm.measure.text import stdout_console
 
     console = stdout_console()
 

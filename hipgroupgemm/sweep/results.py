@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from hipgroupgemm.benchmark.table import STDOUT
+from hipgroupgemm.measure.text import STDOUT
 from hipgroupgemm.sweep.jobs import RequestError, SweepJob, SweepRequest
 
 __all__ = ["BAD", "DONE", "RIGHT", "Header", "Record", "Row", "Sweep", "SweepFile", "check_free", "identity_text", "kind_of", "read_sweep"]

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import hipgroupgemm
-from hipgroupgemm.benchmark.table import STDOUT, number_text
 from hipgroupgemm.measure.environment import blas_name, commit_of, cpu_model, load_average
+from hipgroupgemm.measure.text import STDOUT, number_text
 from hipgroupgemm.processes import Worker, WorkerDied, WorkerTimedOut, available_cores
 from hipgroupgemm.store.store import default_store
 from hipgroupgemm.sweep.jobs import RequestError, SweepJob, SweepRequest, plan_jobs
