@@ -488,13 +488,14 @@ def test_close_gives_back_what_captures_used(rng):
 
     runtime = get_runtime("rocm")
     stream = runtime.create_stream(0)
-    problem = make_problem(rng, Mode.NON_CONTRACTING, 30, 16, 16, [10, 5, 15], "float16", library=HIP, poison=frozenset())
+    library = DeviceLibrary(DEVICE, stream)
+    problem = make_problem(rng, Mode.NON_CONTRACTING, 30, 16, 16, [10, 5, 15], "float16", library=library, poison=frozenset())
     arrays = (problem.lhs.array, problem.rhs.array, problem.sizes.array)
     config = hgg.config_for_ragged_dot(*arrays)
     left = []
     for captures in (1, 1, 12):  # the first makes what stays: the handle, modules
         with hgg.GroupedMatmulPlan(config, "hipblaslt", DEVICE) as plan:
-            plan.execute(*arrays, out=problem.out.array)
+            plan.execute(*arrays, stream=0)
             try:
                 graphs = [
                     capture(runtime, stream, lambda plan=plan: plan.execute(*arrays, out=problem.out.array, stream=stream))
