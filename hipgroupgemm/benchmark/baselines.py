@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 
 from hipgroupgemm.backends.base import Arguments, Executable
-from hipgroupgemm.operands.views import numpy_view
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.base import Harness
 from hipgroupgemm.measure.layouts import layouts_of
 from hipgroupgemm.operands.dtypes import compute_type_of
-from hipgroupgemm.operands.views import ArrayView, Device
+from hipgroupgemm.operands.views import ArrayView, Device, numpy_view
 
 __all__ = ["BASELINES", "PADDED", "Baseline", "Problem", "array_of"]
 

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import tempfile
 import time
 import warnings
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hipgroupgemm.runtime.cache import cache_key, default_cache
-from hipgroupgemm.runtime.directories import temporary_directory
+from hipgroupgemm.runtime.directories import require_trusted, temporary_directory
 from hipgroupgemm.runtime.errors import CompileError
 from hipgroupgemm.runtime.forks import new_rlock
 from hipgroupgemm.runtime.parameters import TENSOR_MAP, Blob
@@ -108,19 +109,12 @@ def triton_version() -> str | None:
     return None
 
 
-@functools.lru_cache(1)
-def version_numbers() -> tuple[int, int]:
-    """(major, minor) of Triton; (0, 0) without it."""
-    parts = (triton_version() or "0.0").split(".")
-    return int(parts[0]), int("".join(c for c in parts[1] if c.isdigit()) or 0)
-
-
 def unavailable_reason() -> str | None:
     """Why Triton cannot be used, or None."""
     version = triton_version()
     if version is None or importlib.util.find_spec("triton") is None:
         return "Triton is not installed; pip install 'triton>=3.6'"
-    if version_numbers() < OLDEST:
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST:
         return f"Triton {version} is older than {OLDEST[0]}.{OLDEST[1]}; pip install -U triton"
     return None
 
@@ -185,8 +179,7 @@ def _describe(spec: KernelSpec, facts: dict[str, Any], code: bytes) -> CompiledK
             kinds += [TENSOR_MAP, *["i32"] * rank, *["i64"] * rank]
             names += [name, *[f"{name}.shape{i}" for i in range(rank)], *[f"{name}.stride{i}" for i in range(rank)]]
         else:
-            kinds.append(kind)
-            names.append(name)
+            kinds, names = [*kinds, kind], [*names, name]
     kinds += ["ptr", "ptr"]  # Triton's own scratch and that of its profiler, which these kernels don't use
     names += ["global_scratch", "profile_scratch"]
     boxes = tuple((tuple(box), swizzle) for box, swizzle in facts["boxes"])
@@ -206,7 +199,7 @@ def _build(spec: KernelSpec) -> tuple[dict[str, Any], bytes]:
     source: Any
     try:
         types = dict(spec.signature)
-        signature = {name: _type_name(types[name], spec.module) for name in names}
+        signature = {name: _type_name(types[name]) for name in names}
         if spec.module.startswith("hopper"):
             from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -216,7 +209,7 @@ def _build(spec: KernelSpec) -> tuple[dict[str, Any], bytes]:
 
             source = ASTSource(function, signature, constants, attributes)
         options = {"enable_fp_fusion": True, **dict(spec.options)}
-        with warnings.catch_warnings(), _writable_cache():
+        with warnings.catch_warnings(), _private_cache():
             warnings.simplefilter("ignore")  # of defaults that will change; what matters here is set
             result: Any = triton.compile(source, target=GPUTarget(*spec.target), options=options)
     except Exception as error:  # whatever Triton, LLVM or ptxas raise
@@ -237,16 +230,20 @@ def _build(spec: KernelSpec) -> tuple[dict[str, Any], bytes]:
 
 
 @contextlib.contextmanager
-def _writable_cache() -> Iterator[None]:
-    """Has Triton keep its files in a temporary directory where its own cache cannot be written; `compile_kernel` keeps the result."""
+def _private_cache() -> Iterator[None]:
+    """Has Triton keep its files in a temporary directory where its own cache cannot be written, or where others can write it.
+
+    What others can write is not run. Little is lost: `compile_kernel` keeps the result in a cache of this package's.
+    """
     from triton import knobs
 
     try:
         os.makedirs(knobs.cache.dir, exist_ok=True)
+        require_trusted(Path(knobs.cache.dir))
         with tempfile.TemporaryFile(dir=knobs.cache.dir):
             pass
     except OSError as error:
-        _warn_of_cache(knobs.cache.dir, str(error))
+        _log.info("Triton's cache %s is not used: %s", knobs.cache.dir, error)
         with knobs.cache.scope():
             knobs.cache.dir = str(temporary_directory())
             yield
@@ -254,20 +251,11 @@ def _writable_cache() -> Iterator[None]:
         yield
 
 
-@functools.lru_cache(1)
-def _warn_of_cache(directory: str, error: str) -> None:
-    _log.warning(
-        "Triton's cache %s cannot be written (%s); kernels are compiled without it. TRITON_CACHE_DIR names another", directory, error
-    )
-
-
-def _type_name(kind: Any, module: str) -> str:
+def _type_name(kind: Any) -> str:
     """Triton's spelling of a parameter's type."""
     if not isinstance(kind, tuple):
         return str(kind)
     _, element, box = kind
-    if not module.startswith("hopper"):
-        return f"tensordesc<{element}{list(box)}>"
     from triton.experimental.gluon import language as gl
 
     return f"tensordesc<{element}{list(box)},{gl.NVMMASharedLayout.get_default_for(list(box), gl.dtype(element))!r}>"
