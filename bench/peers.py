@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.measure.workloads import CLASSES, SUITES, MoEShape, group_sizes_of
+from hipgroupgemm.measure.distributions import group_sizes_of
+from hipgroupgemm.measure.workloads import CLASSES, SUITES, MoEShape
 
 FLOPS, BANDWIDTH = 788e12, 4.29e12
 SKEWED = ((6400, 2048, 512, 512), (10240, 2048, 768, 128), (10240, 2880, 2880, 128), (20480, 4096, 1536, 128), (15360, 6144, 20480, 32))

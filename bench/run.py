@@ -12,21 +12,6 @@ from pathlib import Path
 
 OUT = Path(__file__).resolve().parent / "out"
 RATIO_SECONDS = 5.0  # for each of them
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-
-
-def settle_threads() -> bool:
-    """Gives BLAS one thread where other work keeps the cores busy; true if so. It has to come before NumPy is imported.
-
-    BLAS threads wait for each other at the end of every product. With a core taken away from them the many small products of a ragged
-    dot then cost a turn of the scheduler each, a hundred times what they take, and the benchmark measures that.
-    """
-    if any(name in os.environ for name in THREADS) or not hasattr(os, "getloadavg"):
-        return False
-    busy = os.getloadavg()[0] > (os.cpu_count() or 1) / 2
-    if busy:
-        os.environ.update(dict.fromkeys(THREADS, "1"))
-    return busy
 
 
 IMPORT = """
@@ -55,13 +40,12 @@ def main() -> int:
     parser.add_argument("--model", action="append", help="only this preset (hipgroupgemm list --models); may be repeated")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    one_thread = settle_threads()
 
-    from hipgroupgemm.benchmark.command import Request, measure, plot_note, print_machine, stdout_console
-    from hipgroupgemm.benchmark.labs import NumPyLab
+    from hipgroupgemm.benchmark.command import Request, measure, plot_note, print_machine
     from hipgroupgemm.benchmark.plots import plot_floor, plot_speedup
-    from hipgroupgemm.benchmark.ratios import bare_loop_ratio, on_one_thread, padded_ratio
+    from hipgroupgemm.benchmark.ratios import measure_ratios
     from hipgroupgemm.benchmark.table import print_rows, write_csv, write_json
+    from hipgroupgemm.measure.text import stdout_console
     from hipgroupgemm.measure.workloads import CLASSES, PRESETS, presets_of
 
     try:
@@ -75,19 +59,13 @@ def main() -> int:
     ratios = []
     if not result.interrupted:
         try:
-            lab = NumPyLab()
-            for measure_ratio in (bare_loop_ratio, padded_ratio):
-                ratios.append(measure_ratio(lab, RATIO_SECONDS, options.seed))
-            if not one_thread:
-                ratios += on_one_thread(RATIO_SECONDS, options.seed)
+            ratios = measure_ratios(RATIO_SECONDS, options.seed)
         except KeyboardInterrupt:
             result.interrupted = True
 
     console = stdout_console()
     print_rows(console, result.rows)
     print_machine(console, result)
-    if one_thread:
-        console.print("For that reason BLAS was given one thread: see bench/README.md.", style="yellow", soft_wrap=True)
     for ratio in ratios:
         console.print(ratio.describe(), highlight=False, soft_wrap=True)
     console.print(f"import hipgroupgemm: {import_milliseconds():.0f} ms (wanted at most 30)", highlight=False)

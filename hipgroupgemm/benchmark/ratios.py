@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-import json
-import os
-import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.api import config_for_ragged_dot
-from hipgroupgemm.benchmark.baselines import BASELINES, PADDED, Operands
-from hipgroupgemm.benchmark.judge import Judge
-from hipgroupgemm.benchmark.labs import NumPyLab
-from hipgroupgemm.benchmark.runner import Job, make_operands
-from hipgroupgemm.measure.workloads import CLASSES, PRESETS, MoEShape, balanced_sizes, geometric_mean
-from hipgroupgemm.plan import GroupedMatmulPlan
+from hipgroupgemm.benchmark.baselines import BASELINES, PADDED, Baseline, Problem
+from hipgroupgemm.benchmark.runner import Candidate, Job, Runner
+from hipgroupgemm.measure.base import Harness
+from hipgroupgemm.measure.distributions import balanced_sizes
+from hipgroupgemm.measure.environment import blas_threads
+from hipgroupgemm.measure.harness import harness_for
+from hipgroupgemm.measure.timer import ratio_to, time_rounds
+from hipgroupgemm.measure.verify import SizeSet, Verifier
+from hipgroupgemm.measure.workloads import CLASSES, PRESETS, MoEShape, config_of, geometric_mean
 
-__all__ = ["Ratio", "bare_loop", "bare_loop_ratio", "on_one_thread", "padded_ratio"]
-
-_ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
-)
+__all__ = ["Ratio", "bare_loop_ratio", "measure_ratios", "padded_ratio"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +28,7 @@ class Ratio:
     """One time over another, for each of the six classes.
 
     Attributes:
-        name: what over what, on which shape. medians, best: class to ratio of the medians, and of the shortest times.
+        name: what over what, on which shape. medians, best: class to the median of the ratios of equal rounds, and of the shortest times.
         limit: what the ratio is to be compared with. larger: whether it has to be larger than that, or at most that.
         faults: wrong results, for a person.
     """
@@ -48,7 +42,7 @@ class Ratio:
 
     @property
     def value(self) -> float:
-        """The geometric mean over the classes of the ratios of medians."""
+        """The geometric mean over the classes."""
         return geometric_mean(list(self.medians.values()))
 
     @property
@@ -66,51 +60,33 @@ class Ratio:
             f"  by class: {parts}"
         )
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Ratio:
-        """What `as_dict` gave."""
-        fields = {field.name: data[field.name] for field in dataclasses.fields(cls)}
-        return cls(**{**fields, "faults": tuple(fields["faults"])})
-
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {**dataclasses.asdict(self), "value": self.value, "met": self.met}
 
 
-def bare_loop(operands: Operands, bounds: Sequence[tuple[int, int]]) -> None:
-    """The products of a problem's groups and nothing else: what any implementation on NumPy has to do. Bounds are host ints."""
-    lhs, rhs, out = operands.lhs, operands.rhs, operands.out
-    if operands.contracting:
-        for group, (start, end) in enumerate(bounds):
-            np.matmul(lhs[start:end].T, rhs[start:end], out=out[group])
-    else:
-        weights = operands.weights
-        for group, (start, end) in enumerate(bounds):
-            np.matmul(lhs[start:end], weights[group], out=out[start:end])
+def bare_loop(p: Problem) -> None:
+    """The products of a problem's groups and nothing else: what any implementation on NumPy has to do."""
+    for group, (start, end) in enumerate(itertools.pairwise([0, *np.cumsum(p.host_sizes).tolist()])):
+        if p.contracting:
+            np.matmul(p.lhs[:, start:end], p.rhs[start:end], out=p.out[group])
+        else:
+            np.matmul(p.lhs[start:end], p.rhs[group], out=p.out[start:end])
 
 
-def bare_loop_ratio(lab: NumPyLab, seconds: float, seed: int = 0, divisor: int = 4) -> Ratio:
+def bare_loop_ratio(harness: Harness, seconds: float, seed: int = 0, divisor: int = 4) -> Ratio:
     """The reference backend's time over the bare loop's: float32, qwen3-30b-a3b with M, K and N divided by `divisor`."""
     shape = PRESETS["qwen3-30b-a3b"].shape.scaled(divisor)
-
-    def other(operands: Operands) -> Callable[[], None]:
-        ends = np.cumsum(operands.host_sizes).tolist()
-        bounds = list(itertools.pairwise([0, *ends]))
-        return lambda: bare_loop(operands, bounds)
-
     name = f"reference over the bare loop of NumPy products, {_words(shape)}"
-    return _ratio(lab, name, shape, other, seconds, seed, limit=1.1, larger=False)
+    return _ratio(harness, name, shape, bare_loop, seconds, seed, limit=1.1, larger=False)
 
 
-def padded_ratio(lab: NumPyLab, seconds: float, seed: int = 0, divisor: int = 2) -> Ratio:
+def padded_ratio(harness: Harness, seconds: float, seed: int = 0, divisor: int = 2) -> Ratio:
     """The padded dot's time over the reference backend's for 32 experts: float32, deepseek3-test (MI300) divided by `divisor`."""
     shape = PRESETS["deepseek3-test-mi300"].shape.scaled(divisor)
-    function = BASELINES[PADDED][1]
-
-    def other(operands: Operands) -> Callable[[], None]:
-        return lambda: function(lab, operands)
-
-    return _ratio(lab, f"padded dot over reference, {_words(shape)}", shape, other, seconds, seed, limit=10.0, larger=True)
+    return _ratio(
+        harness, f"padded dot over reference, {_words(shape)}", shape, BASELINES[PADDED][1], seconds, seed, limit=10.0, larger=True
+    )
 
 
 def _words(shape: MoEShape) -> str:
@@ -118,10 +94,10 @@ def _words(shape: MoEShape) -> str:
 
 
 def _ratio(
-    lab: NumPyLab,
+    harness: Harness,
     name: str,
     shape: MoEShape,
-    make_other: Callable[[Operands], Callable[[], None]],
+    function: Callable[[Problem], None],
     seconds: float,
     seed: int,
     *,
@@ -129,64 +105,43 @@ def _ratio(
     larger: bool,
 ) -> Ratio:
     medians, best, faults = {}, {}, []
+    runner = Runner(harness, np.dtype(np.float32), None, seed=seed)
     for kind in CLASSES.values():
         job = Job(kind, shape, balanced_sizes(shape.m, shape.e), "balanced")
-        operands = make_operands(lab, job, np.dtype(np.float32), seed)
-        config = config_for_ragged_dot(operands.lhs, operands.rhs, operands.sizes, kind.dimension_numbers, out=operands.out)
-        judge, other = Judge(lab, operands, seed), make_other(operands)
-        with GroupedMatmulPlan(config, "reference", "cpu", use_store=False) as plan:
+        config = config_of(kind, shape, "float32")
+        reference = runner.backend_candidate(job, config, "reference")
+        row = dataclasses.replace(reference.row, backend="the other")
+        other = Candidate(row, functools.partial(Baseline, harness, config, job.sizes, function), harness)
+        verifier = Verifier(harness, config, [SizeSet("balanced sizes", job.sizes)], seed=seed, copies=1, watch=False)
+        pair = (other, reference)
+        for candidate in pair:  # warm-up and check
+            candidate.rounds = 40
+            candidate.take(functools.partial(verifier.check, 0, candidate.itself))
+            if candidate.row.status != "ok":
+                faults.append(f"{name}: {kind.name}: {candidate.row.backend}: {candidate.row.detail}")
+                candidate.row.status = "ok"
 
-            def reference(plan: GroupedMatmulPlan = plan, o: Operands = operands) -> None:
-                plan.execute(o.lhs, o.rhs, o.sizes, out=o.out)
+        def once(candidate: Candidate, turn: int, verifier: Verifier = verifier) -> float | None:
+            return verifier.time(0, turn, candidate.itself).ms
 
-            for call in (other, reference):  # warm-up and check
-                lab.fill_nan(operands.out)
-                call()
-                fault = judge.check(operands.out).fault
-                if fault:
-                    faults.append(f"{name}: {kind.name}: {'reference' if call is reference else 'the other'}: {fault}")
-            first, second = _alternate(lab, reference, other, seconds / len(CLASSES))
-        pair = (second, first) if larger else (first, second)
-        medians[kind.name] = statistics.median(pair[0]) / statistics.median(pair[1])
-        best[kind.name] = min(pair[0]) / min(pair[1])
+        time_rounds(pair, once, rounds=(3, 40), seconds=seconds / len(CLASSES), seed=seed)
+        verifier.close()
+        top, bottom = (other, reference) if larger else (reference, other)
+        medians[kind.name] = ratio_to(top, bottom) or float("nan")
+        best[kind.name] = min(top.times.values()) / min(bottom.times.values())
     return Ratio(name, medians, best, limit, larger, tuple(faults))
 
 
-def _alternate(lab: NumPyLab, one: Callable[[], None], two: Callable[[], None], seconds: float) -> tuple[list[float], list[float]]:
-    """Times both in turns, who is first alternating, 3 to 40 times as the seconds allow."""
-    times: tuple[list[float], list[float]] = ([], [])
-    spent, rounds = 0.0, 0
-    while rounds < 3 or (rounds < 40 and spent < seconds * 1e3):
-        for index in (0, 1) if rounds % 2 else (1, 0):
-            spent += lab.time(lab.flush)
-            took = lab.time((one, two)[index])
-            times[index].append(took)
-            spent += took
-        rounds += 1
-    return times
-
-
-def on_one_thread(seconds: float, seed: int = 0) -> list[Ratio]:
-    """Both ratios in a process of its own, in which BLAS has one thread: how many it has is settled when NumPy is imported.
+def measure_ratios(seconds: float, seed: int = 0) -> list[Ratio]:
+    """Both ratios with BLAS's own threads, and with one where that can be had.
 
     BLAS threads wait for each other at the end of every product, however small. Where other work keeps a core busy, the ratios with all
-    threads measure that work; these do not.
-
-    Raises:
-        RuntimeError: the process failed; the text has its last words.
+    threads measure that work; those with one do not.
     """
-    command = [sys.executable, "-m", "hipgroupgemm.benchmark.ratios", str(seconds), str(seed)]
-    done = subprocess.run(command, env={**os.environ, **_ONE_THREAD}, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} exited with {done.returncode}: {done.stderr.strip()[-500:]}")
-    ratios = [Ratio.from_dict(data) for data in json.loads(done.stdout)]
-    return [dataclasses.replace(ratio, name=f"{ratio.name}, one BLAS thread") for ratio in ratios]
-
-
-def _main(seconds: str, seed: str) -> None:
-    lab = NumPyLab()
-    print(json.dumps([measure(lab, float(seconds), int(seed)).as_dict() for measure in (bare_loop_ratio, padded_ratio)]))
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    with harness_for("cpu") as harness:
+        ratios = [measure(harness, seconds, seed) for measure in (bare_loop_ratio, padded_ratio)]
+        if harness.note:  # it has given BLAS one thread already, or cannot
+            return ratios
+        with blas_threads(1) as done:
+            alone = [measure(harness, seconds, seed) for measure in (bare_loop_ratio, padded_ratio)] if done else []
+    return ratios + [dataclasses.replace(ratio, name=f"{ratio.name}, one BLAS thread") for ratio in alone]

@@ -17,6 +17,7 @@ from hipgroupgemm.cli.parameters import (
     check_gpu,
     check_outputs,
     classes_of,
+    listed,
     once,
     problem_options,
     require_matplotlib,
@@ -69,11 +70,12 @@ def cli() -> None:
 @click.option("--suite", type=click.Choice(["table12", "models"]), help="table12: the eleven shapes of the article's micro-benchmark.")
 @click.option(
     "--distribution",
-    default="balanced",
-    show_default=True,
+    "distributions",
+    multiple=True,
+    callback=listed(),
     metavar="balanced|zipf|dirichlet|FILE",
-    help="How tokens fill the groups: evenly; drawn with expert ranks weighted rank^-0.8, shuffled; drawn from a symmetric Dirichlet(0.5); "
-    "or real group sizes from a FILE, see above.",
+    help="How tokens fill the groups: evenly (the default); drawn with expert ranks weighted rank^-0.8, shuffled; drawn from a symmetric "
+    "Dirichlet(0.5); or real group sizes from a FILE, see above. A list: with commas, or repeated.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of operands and drawn group sizes.")
 @click.option("--baseline", "baselines", type=click.Choice([*_BASELINES, "none"]), multiple=True, help="Default: all three. Repeatable.")
@@ -110,7 +112,8 @@ def bench(**options: Any) -> None:
     Exit status: 0; 1 when a result is wrong, a call failed or a backend that was named ran nothing; 2 for arguments that can't be met;
     130 after Ctrl-C (finished rows are printed and written).
     """
-    from hipgroupgemm.benchmark.command import DistributionError, Request, run
+    from hipgroupgemm.benchmark.command import Request, run
+    from hipgroupgemm.measure.distributions import DistributionError
 
     check_backends(options["backends"])
     plots = once(options["plot_paths"])
@@ -129,7 +132,7 @@ def bench(**options: Any) -> None:
         exact_shapes=exact,
         classes=classes_of(options["classes"]),
         dtype=options["dtype"],
-        distribution=options["distribution"],
+        distributions=options["distributions"] or ("balanced",),
         seed=options["seed"],
         backends=once(options["backends"]) or None,
         baselines=() if "none" in baselines else baselines,
@@ -165,7 +168,7 @@ def list_algorithms(**options: Any) -> None:
 
     With a named device, such as rocm:0, that need not be here. Exit status: 0, or 1 when a problem has no algorithm at all.
     """
-    from hipgroupgemm.benchmark.algorithms import algorithms_of, default_device, models_as_dicts, print_listings, print_models
+    from hipgroupgemm.cli.algorithms import algorithms_of, models_as_dicts, print_listings, print_models
 
     if options["list_models"]:
         if options["as_json"]:
@@ -176,11 +179,12 @@ def list_algorithms(**options: Any) -> None:
     check_backends(options["backends"])
     if not (options["models"] or options["shapes"]):
         raise click.UsageError("Which problem? Give --shape M,K,N,E or --model NAME; --models prints the names.")
+    from hipgroupgemm.measure.environment import device_named
     from hipgroupgemm.operands.views import Device
 
     if options["device"] == "gpu":
         check_gpu("gpu")
-    device = default_device() if options["device"] in ("auto", "gpu") else Device.of(options["device"])
+    device = device_named(options["device"]) if options["device"] in ("auto", "gpu") else Device.of(options["device"])
     dtype = options["dtype"] or ("float32" if device.kind == "cpu" else "bfloat16")
     named, exact = shapes_of(options["models"], None, options["shapes"])
     listings = [

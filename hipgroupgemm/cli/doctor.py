@@ -449,8 +449,7 @@ def _installed(machine: Machine, names: Sequence[str]) -> list[tuple[str, str]]:
 
 def _backend_states(amd: bool, nvidia: bool) -> list[BackendState]:
     from hipgroupgemm.backends import backend_names, get_backend
-    from hipgroupgemm.benchmark.algorithms import config_of
-    from hipgroupgemm.measure.workloads import CLASSES, MoEShape
+    from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
     from hipgroupgemm.operands.views import CPU, Device
 
     shape = MoEShape(256, 128, 64, 4)
@@ -475,7 +474,7 @@ def print_report(report: Report) -> None:
     from rich.markup import escape
 
     import hipgroupgemm
-    from hipgroupgemm.benchmark.command import stdout_console
+    from hipgroupgemm.measure.text import stdout_console
 
     console = stdout_console()
 

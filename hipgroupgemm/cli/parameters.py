@@ -174,7 +174,7 @@ class OutputType(click.Path):
         return path
 
 
-DEVICE_HELP = "auto: the GPU where CuPy finds one, else the CPU. gpu: CuPy's current device."
+DEVICE_HELP = "auto: the current GPU where there is one, else the CPU. gpu: that GPU."
 
 
 def problem_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -263,14 +263,13 @@ def check_outputs(paths: Sequence[Path]) -> None:
 
 
 def check_gpu(device: str) -> None:
-    """A GPU that was asked for and that CuPy can't serve is a usage error; auto falls back to the CPU."""
-    if device in ("auto", "cpu"):
-        return
-    from hipgroupgemm.benchmark.labs import gpu_refusal
+    """A GPU that was asked for and is not here is a usage error; auto falls back to the CPU."""
+    from hipgroupgemm.measure.environment import device_named
 
-    reason = gpu_refusal(device)
-    if reason:
-        raise click.BadParameter(reason, param_hint="--device")
+    try:
+        device_named(device)
+    except RuntimeError as error:
+        raise click.BadParameter(str(error), param_hint="--device") from None
 
 
 def require_matplotlib() -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import click
 
 from hipgroupgemm.backends import backend_names
-from hipgroupgemm.benchmark.algorithms import config_of
-from hipgroupgemm.benchmark.table import STDOUT, write_text
+from hipgroupgemm.measure.workloads import config_of
+from hipgroupgemm.measure.text import STDOUT, write_text
 from hipgroupgemm.cli.parameters import OutputType, ParamType, listed
 from hipgroupgemm.cli.tables import console_on, print_table
 from hipgroupgemm.config import RaggedDotMode

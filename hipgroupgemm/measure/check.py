@@ -1,4 +1,4 @@
-"""What both judges share: which rows belong to which product, what of it is sampled, how wrong a right element may be, the verdict.
+"""What the checks on the host and on a device share: which rows belong to which product, what is sampled, how wrong a right element may be.
 
 Starts and ends are made here from the host's sizes, by NumPy alone: neither the device's scan nor `groups.scan` takes part, so that a
 fault in those shows.
@@ -12,23 +12,37 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.benchmark.judge import CheckResult
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.tolerance import Tolerance, tolerance_for
 from hipgroupgemm.operands.dtypes import dtype_of
 
-__all__ = ["Findings", "Problem", "Sample", "draw_sample", "problem_of", "check_result_of"]
+__all__ = ["CheckCounts", "CheckResult", "Products", "Sample", "check_result_of", "draw_sample", "products_of"]
 
 Array = np.ndarray[Any, Any]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-_ENOUGH = 64  # elements from which on the relative error, a mean, is judged
+_ENOUGH = 64  # elements from which on the relative error, a mean, is held against its bound
 _LEAST_COLUMNS = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
-    """A grouped GEMM as a list of products, one for each batch entry and group (one a batch entry in BATCH), in that order.
+class CheckResult:
+    """What came out of one check.
+
+    Attributes:
+        error: relative Frobenius error over what was compared. limit: its bound.
+        fault: "" for a right result, else what is wrong. checked: how much was looked at, in words.
+    """
+
+    error: float
+    limit: float
+    fault: str
+    checked: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Products:
+    """A grouped GEMM as a list of products, one for each batch entry and group (one per batch entry in BATCH), in that order.
 
     Attributes:
         config: the problem's. alpha, beta: of the run.
@@ -37,7 +51,7 @@ class Problem:
         k_first, k_end: its part of the contracted dimension.
         covered: int64 (groups of out, batch, 2): first and one-past-last row of each slab of out that some product fills.
         accumulation: float64 (p,): each product's factor on the sum of magnitudes, see `Tolerance`.
-        tolerance: of the longest product. scaled: the factor for elements that are beta * c alone.
+        tolerance: of the longest product. scaled: of elements that are beta * c alone.
     """
 
     config: GroupedGemmConfig
@@ -52,20 +66,19 @@ class Problem:
     covered: Integers
     accumulation: np.ndarray[Any, np.dtype[np.float64]]
     tolerance: Tolerance
-    scaled: float
+    scaled: Tolerance
 
     @property
     def rows(self) -> Integers:
         """Rows of each product."""
         return self.row_end - self.row_first
 
-    @property
-    def lengths(self) -> Integers:
-        """Contracted extent of each product."""
-        return self.k_end - self.k_first
+    def tolerance_of(self, product: int) -> Tolerance:
+        """That of one product."""
+        return dataclasses.replace(self.tolerance, accumulation=float(self.accumulation[product]))
 
 
-def problem_of(
+def products_of(
     config: GroupedGemmConfig,
     sizes: Any,
     *,
@@ -73,7 +86,7 @@ def problem_of(
     beta: float | None = None,
     group_offset: int = 0,
     without: int | None = None,
-) -> Problem:
+) -> Products:
     """The products that a config's group sizes ask for; None takes the config's alpha or beta. Of group `without`, counted from
     `group_offset` on, nothing is compared; its elements are covered nonetheless.
 
@@ -87,50 +100,28 @@ def problem_of(
             f"beta={beta}: the config has beta={config.beta}; make operands for a config whose beta is 0 exactly where this is"
         )
     if mode is RaggedDotMode.BATCH:
-        groups = 1
         starts, ends = np.zeros((batches, 1), np.int64), np.full((batches, 1), config.m, np.int64)
     else:
-        groups = config.group_count
         starts, ends = _bounds(config, sizes, group_offset)
-    filled = ends > starts
-    rows, contracted = np.full(starts.shape, config.m, np.int64), np.full(starts.shape, config.k, np.int64)
-    nothing = np.zeros_like(starts)
+    groups = starts.shape[1]
+    filled, nothing = ends > starts, np.zeros(starts.shape, np.int64)
     if mode is RaggedDotMode.CONTRACTING:
-        row_first, row_end, k_first, k_end = nothing, np.where(filled, rows, 0), starts, ends
+        row_first, row_end, k_first, k_end = nothing.copy(), np.where(filled, config.m, 0), starts, ends
         covered = np.stack([row_first.T, row_end.T], axis=-1)
     else:
-        row_first, row_end, k_first, k_end = np.where(filled, starts, 0), np.where(filled, ends, 0), nothing, contracted
-        first = starts[:, 0] if groups else np.zeros(batches, np.int64)
-        end = ends[:, -1] if groups else np.zeros(batches, np.int64)
+        row_first, row_end, k_first, k_end = np.where(filled, starts, 0), np.where(filled, ends, 0), nothing, nothing + config.k
+        first, end = (starts[:, 0], ends[:, -1]) if groups else (np.zeros(batches, np.int64),) * 2
         covered = np.stack([first, end], axis=-1)[None]
     if without is not None:
         row_first[:, without] = row_end[:, without] = 0
     if alpha == 0:  # no product is read then
         k_end = k_first
-    lengths = (k_end - k_first).reshape(-1)
-    accumulation, tolerance = _tolerances(config, lengths, alpha, beta)
+    accumulation, tolerance = _tolerances(config, (k_end - k_first).reshape(-1), alpha, beta)
     batch, group = np.meshgrid(np.arange(batches), np.arange(groups), indexing="ij")
-    scaled = tolerance_for(config.type_d, 2, config.compute_type.replace("tf32", "float32")).accumulation
-    return Problem(
-        config,
-        alpha,
-        beta,
-        batch=_flat(batch),
-        group=_flat(group),
-        row_first=_flat(row_first),
-        row_end=_flat(row_end),
-        k_first=_flat(k_first),
-        k_end=_flat(k_end),
-        covered=np.ascontiguousarray(covered, np.int64),
-        accumulation=accumulation,
-        tolerance=tolerance,
-        scaled=scaled,
-    )
-
-
-def _flat(part: Array) -> Integers:
-    flat: Integers = part.reshape(-1).astype(np.int64)
-    return flat
+    flat: list[Any] = [part.reshape(-1).astype(np.int64) for part in (batch, group, row_first, row_end, k_first, k_end)]
+    scaled = tolerance_for(config.type_d, 2, config.compute_type.replace("tf32", "float32"))
+    rest: tuple[Any, ...] = (np.ascontiguousarray(covered, np.int64), accumulation, tolerance, scaled)
+    return Products(config, alpha, beta, *flat, *rest)
 
 
 def _bounds(config: GroupedGemmConfig, sizes: Any, group_offset: int) -> tuple[Integers, Integers]:
@@ -144,9 +135,8 @@ def _bounds(config: GroupedGemmConfig, sizes: Any, group_offset: int) -> tuple[I
     if host.size and (int(host.min()) < 0 or max(sum(int(x) for x in row) for row in np.atleast_2d(host)) > extent):
         raise ValueError(f"host_sizes: must be at least 0 and sum to at most {extent}, the ragged extent")
     ends = np.cumsum(np.broadcast_to(host.astype(np.int64), (batches, config.group_total)), axis=1)
-    starts = ends - host
     part = slice(group_offset, group_offset + config.group_count)
-    return starts[:, part], ends[:, part]
+    return (ends - host)[:, part], ends[:, part]
 
 
 def _tolerances(config: GroupedGemmConfig, lengths: Integers, alpha: float, beta: float) -> tuple[Array, Tolerance]:
@@ -163,7 +153,7 @@ def _tolerances(config: GroupedGemmConfig, lengths: Integers, alpha: float, beta
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Which elements of a problem's products are compared: some rows of each, and the same columns of all of them.
+    """Which elements of the products are compared: some rows of each, and the same columns of all of them.
 
     Attributes:
         rows: int64, rows of out, in order of product and row. counts: how many of them are each product's, int64 (p,).
@@ -177,54 +167,48 @@ class Sample:
     checked: str
 
 
-def draw_sample(problem: Problem, seed: int, budget: float) -> Sample:
+def draw_sample(products: Products, seed: int, budget: float) -> Sample:
     """Everything, where that takes at most `budget` floating-point operations; else rows and columns at random.
 
     Rows and columns are cut into as many equal stretches as may be looked at, and one of each is taken, so that no tile of a kernel's
     escapes; the first and the last column, and the first and the last row of every product, are always among them.
     """
-    n, counts, lengths = problem.config.n, problem.rows, problem.lengths
-    total = int(counts.sum())
-    flops = 2.0 * n * float(np.sum(counts.astype(np.float64) * lengths))
+    n, counts = products.config.n, products.rows
+    total, ends = int(counts.sum()), np.cumsum(counts)
+    flops = 2.0 * n * float(np.sum(counts.astype(np.float64) * (products.k_end - products.k_first)))
+
+    def rows_at(places: Integers) -> Integers:
+        """Rows of out at places in the list of all products' rows."""
+        product = np.searchsorted(ends, places, side="right")
+        rows: Integers = products.row_first[product] + places - (ends - counts)[product]
+        return rows
+
     if flops <= budget:
-        rows = _rows_at(problem, np.arange(total, dtype=np.int64))
-        return Sample(rows, counts, np.arange(n, dtype=np.int64), f"all {total} rows of products")
-    rng = np.random.default_rng(seed)
-    share = budget / flops
+        return Sample(rows_at(np.arange(total)), counts, np.arange(n, dtype=np.int64), f"all {total} rows of products")
+    rng, share = np.random.default_rng(seed), budget / flops
     width = min(n, max(_LEAST_COLUMNS, math.ceil(n * math.sqrt(share))))
-    columns = np.unique(np.concatenate([_one_a_stretch(rng, n, width), [0, n - 1]]))
-    places = np.cumsum(counts)
+    columns = np.unique(np.concatenate([_one_per_stretch(rng, n, width), [0, n - 1]]))
     filled = counts > 0
-    ends = np.concatenate([(places - counts)[filled], places[filled] - 1])
-    wanted = int(total * share * n / columns.size) - ends.size
-    picked = np.unique(np.concatenate([ends, _one_a_stretch(rng, total, min(wanted, total))]))
-    counts_picked = np.bincount(np.searchsorted(places, picked, side="right"), minlength=counts.size)
+    edges = np.concatenate([(ends - counts)[filled], ends[filled] - 1])
+    wanted = int(total * share * n / columns.size) - edges.size
+    picked = np.unique(np.concatenate([edges, _one_per_stretch(rng, total, min(wanted, total))]))
+    counts_picked = np.bincount(np.searchsorted(ends, picked, side="right"), minlength=counts.size)
     text = f"{picked.size} of {total} rows x {columns.size} of {n} columns; all for NaN"
-    return Sample(_rows_at(problem, picked), counts_picked.astype(np.int64), columns, text)
+    return Sample(rows_at(picked), counts_picked.astype(np.int64), columns, text)
 
 
-def _one_a_stretch(rng: np.random.Generator, extent: int, count: int) -> Integers:
-    if count <= 0:
-        return np.empty(0, np.int64)
-    picked = np.floor((np.arange(count) + rng.random(count)) * (extent / count)).astype(np.int64)
+def _one_per_stretch(rng: np.random.Generator, extent: int, count: int) -> Integers:
+    picked = np.floor((np.arange(max(count, 0)) + rng.random(max(count, 0))) * (extent / max(count, 1))).astype(np.int64)
     limited: Integers = np.minimum(picked, extent - 1)
     return limited
 
 
-def _rows_at(problem: Problem, places: Integers) -> Integers:
-    """Rows of out at places in the list of all products' rows."""
-    ends = np.cumsum(problem.rows)
-    product = np.searchsorted(ends, places, side="right")
-    rows: Integers = problem.row_first[product] + places - (ends - problem.rows)[product]
-    return rows
-
-
-# ---- the verdict ---------------------------------------------------------------------------------------------------------------
+# ---- the result ----------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
-class Findings:
-    """What a judge has seen.
+class CheckCounts:
+    """What a check has seen.
 
     Attributes:
         compared: elements compared with a product. square_error, square_norm: sums over them.
@@ -248,30 +232,30 @@ class Findings:
     touched: int = 0
 
 
-def check_result_of(problem: Problem, found: Findings, checked: str) -> CheckResult:
-    """The verdict on what was seen: the fault that says most comes first, all that there are are named."""
-    tolerance, limit = problem.tolerance, problem.tolerance.relative
+def check_result_of(products: Products, seen: CheckCounts, checked: str) -> CheckResult:
+    """The result of what was seen: the fault that says most comes first, all that there are are named."""
+    tolerance, limit = products.tolerance, products.tolerance.relative
     error = 0.0
-    if found.square_error != 0:
-        error = math.sqrt(found.square_error / found.square_norm) if found.square_norm else math.inf
+    if seen.square_error != 0:
+        error = math.sqrt(seen.square_error / seen.square_norm) if seen.square_norm else math.inf
     if not math.isfinite(error):
         error = math.inf
-    if found.square_norm:
+    if seen.square_norm:
         # results below the output type's normal range have an absolute error, whatever their norm
-        limit += tolerance.smallest * math.sqrt(found.compared / found.square_norm)
+        limit += tolerance.smallest * math.sqrt(seen.compared / seen.square_norm)
     faults = []
-    if found.touched:
-        faults.append(f"{found.touched} bytes between or around out's elements were written")
-    if found.unwritten:
-        faults.append(f"{found.unwritten} elements were not written, the first at {found.first_nan}")
-    elif found.nan:
-        faults.append(f"{found.nan} elements are NaN, the first at {found.first_nan}")
-    if found.uncovered:
-        faults.append(f"{found.uncovered} elements that no group covers are wrong, the first {found.where_uncovered}")
-    if found.wrong:
-        worst = f" by up to {found.worst:.3g} bounds" if math.isfinite(found.worst) else ""
-        faults.append(f"{found.wrong} of {found.compared} elements are wrong{worst}, the first {found.where}")
-    elif found.compared >= _ENOUGH and found.square_norm and not error <= limit:
+    if seen.touched:
+        faults.append(f"{seen.touched} bytes between or around out's elements were written")
+    if seen.unwritten:
+        faults.append(f"{seen.unwritten} elements were not written, the first at {seen.first_nan}")
+    elif seen.nan:
+        faults.append(f"{seen.nan} elements are NaN, the first at {seen.first_nan}")
+    if seen.uncovered:
+        faults.append(f"{seen.uncovered} elements that no group covers are wrong, the first {seen.where_uncovered}")
+    if seen.wrong:
+        worst = f" by up to {seen.worst:.3g} bounds" if math.isfinite(seen.worst) else ""
+        faults.append(f"{seen.wrong} of {seen.compared} elements are wrong{worst}, the first {seen.where}")
+    elif seen.compared >= _ENOUGH and seen.square_norm and not error <= limit:
         faults.append(f"relative error {error:.2e}, at most {limit:.2e} is right")
     return CheckResult(error, limit, "; ".join(faults), checked)
 

@@ -1,24 +1,86 @@
-"""What was measured on what: the machine, the device and the versions that a result is only worth something with."""
+"""What was measured on what: the machine, the device and the versions that a result is only worth something with; and a busy machine."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.benchmark.labs import Lab
-from hipgroupgemm.runtime.process import available_cores
+from hipgroupgemm.operands.views import CPU, Device
+from hipgroupgemm.runtime import default_device, find_devices, get_runtime
+from hipgroupgemm.runtime.process import available_cores, mapped_libraries
 
-__all__ = ["blas_name", "busy_note", "commit_of", "cpu_model", "describe", "load_average"]
+__all__ = ["THREADS", "blas_name", "blas_threads", "busy_note", "commit_of", "cpu_model", "describe", "device_named", "load_average"]
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+"""Variables by which a user has settled BLAS's threads."""
+
+_BLAS = (  # how a library's file name begins, and how its calls for the number of threads are named: "set" or "get" goes into the braces
+    ("libscipy_openblas64_", "scipy_openblas_{}_num_threads64_"),
+    ("libscipy_openblas", "scipy_openblas_{}_num_threads"),
+    ("libopenblas64_", "openblas_{}_num_threads64_"),
+    ("libopenblas", "openblas_{}_num_threads"),
+    ("libblis", "bli_thread_{}_num_threads"),
+)
 
 
-def describe(lab: Lab) -> dict[str, Any]:
+@contextlib.contextmanager
+def blas_threads(count: int) -> Iterator[bool]:
+    """Gives NumPy's BLAS so many threads for a while; whether that could be done: not where a user has settled it, or of an unknown BLAS.
+
+    BLAS threads wait for each other at the end of every product. With a core taken away from them the many small products of a ragged
+    dot then cost a turn of the scheduler each, a hundred times what they take, and that is what would be measured.
+    """
+    calls = None if any(name in os.environ for name in THREADS) else _thread_calls()
+    if calls is None:
+        yield False
+        return
+    get, set_to = calls
+    before = get()
+    set_to(count)
+    try:
+        yield True
+    finally:
+        set_to(before)
+
+
+def _thread_calls() -> tuple[Any, Any] | None:
+    for stem, name in _BLAS:
+        for path in mapped_libraries(stem):
+            library = ctypes.CDLL(path)
+            with contextlib.suppress(AttributeError):
+                return getattr(library, name.format("get")), getattr(library, name.format("set"))
+    return None
+
+
+def device_named(name: str) -> Device:
+    """The device that a person names: "cpu"; "auto", the first runtime's current GPU where there is one, else the CPU; "gpu", that GPU;
+    or "cuda:1", "rocm". No array library is asked.
+
+    Raises:
+        RuntimeError: no such device is here. ValueError: no device is called so.
+    """
+    if name in ("auto", "gpu"):
+        found = default_device()
+        if found is None and name == "gpu":
+            raise RuntimeError("no GPU was found; see hipgroupgemm doctor")
+        return CPU if found is None else Device(*found)
+    device = Device.of(name)
+    if device.kind != "cpu" and (device.kind, device.index) not in find_devices():
+        here = ", ".join(f"{kind}:{index}" for kind, index in find_devices())
+        raise RuntimeError(f"there is no {device} here, only {here or 'the CPU'}; see hipgroupgemm doctor")
+    return device
+
+
+def describe(device: Device) -> dict[str, Any]:
     """Device, processor, versions and the checkout's commit as plain values."""
     import hipgroupgemm
 
@@ -32,22 +94,14 @@ def describe(lab: Lab) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "blas": blas_name(),
     }
-    if lab.device.kind == "cpu":
+    if device.kind == "cpu":
         facts["device"] = f"cpu: {facts['cpu']}, {facts['cores']} cores"
-        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-            if variable in os.environ:
-                facts[variable] = os.environ[variable]
+        facts |= {name: os.environ[name] for name in THREADS if name in os.environ}
     else:
-        cupy = lab.xp
-        versions["cupy"] = cupy.__version__
-        versions["runtime"] = str(cupy.cuda.runtime.runtimeGetVersion())
-        versions["driver"] = str(cupy.cuda.runtime.driverGetVersion())
-        properties = cupy.cuda.runtime.getDeviceProperties(lab.device.index)
-        name = properties["name"]
-        facts["device"] = f"{lab.device}: {name.decode() if isinstance(name, bytes) else name}"
-        if properties.get("gcnArchName"):
-            arch = properties["gcnArchName"]
-            facts["architecture"] = arch.decode() if isinstance(arch, bytes) else arch
+        runtime = get_runtime(device.kind)
+        info = runtime.device_info(device.index)
+        versions["driver"] = str(runtime.version)
+        facts |= {"device": f"{device}: {info.name}", "architecture": info.target}
     commit, changed = commit_of(Path(hipgroupgemm.__file__).resolve().parent.parent)
     return {**facts, "versions": versions, "commit": commit, "uncommitted_changes": changed}
 
@@ -76,10 +130,9 @@ def commit_of(checkout: Path) -> tuple[str | None, bool | None]:
         return None, None
 
     def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(checkout), *arguments]
         try:
-            done = subprocess.run(
-                ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, errors="replace", timeout=10, check=False
-            )
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=False)
         except (OSError, subprocess.SubprocessError):  # no git, or one that hangs
             return None
         return done.stdout.strip() if done.returncode == 0 else None

@@ -1,102 +1,159 @@
-"""What runs are given, and must leave as it is: group sizes in the device's memory, and digests of all inputs."""
+"""What runs are given and must leave as it is: group sizes in the device's memory, digests of all inputs, and poison where nothing may be
+read.
+
+The poison is NaN in rows that no group covers, in the weights of empty groups, and in all of one group's. A kernel that reads them and
+multiplies by zero is right on clean operands and wrong on recycled memory.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.measure.harness import Harness, OperandSet
+from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.measure.base import Harness, OperandSet
+from hipgroupgemm.measure.layouts import Layout, poison_byte, spans
+from hipgroupgemm.measure.size_sets import SizeSet
 from hipgroupgemm.operands.views import ArrayView
+from hipgroupgemm.problem.groups import scan, select_groups
 
-if TYPE_CHECKING:
-    from hipgroupgemm.measure.verify import SizeSet
-
-__all__ = ["Given", "Inputs"]
+__all__ = ["Inputs", "Reads", "SpoiledGroup", "poison_unread"]
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Given:
-    """Where the integers of a size set lie.
-
-    Attributes:
-        sizes: sizes or end offsets. group_offset: on the host or on the device. held: what lies there, as memory and as host integers.
-    """
-
-    sizes: ArrayView
-    group_offset: int | ArrayView
-    held: list[tuple[ArrayView, Array]]
 
 
 class Inputs:
     """The inputs of runs on some operand sets. What they hold is changed in place between size sets: a candidate that remembers by
     address what it has read, or made of it, is wrong from the second set on.
 
-    Args:
-        bench: whose memory it is.
+    Attributes:
+        sizes: sizes or end offsets of the size set in use. group_offset: on the host or on the device.
     """
 
-    def __init__(self, bench: Harness) -> None:
-        self._bench = bench
+    sizes: ArrayView
+    group_offset: int | ArrayView
+
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
         self._memory: dict[tuple[str, str, tuple[int, ...]], ArrayView] = {}
-        self._given: Given | None = None
+        self._held: dict[str, tuple[ArrayView, Array]] = {}
         self._digests: list[tuple[OperandSet, dict[str, int]]] = []
 
-    @property
-    def given(self) -> Given:
-        """Of the size set in use; RuntimeError without one."""
-        if self._given is None:
-            raise RuntimeError("no size set is in use")
-        return self._given
-
-    def turn(self, one: SizeSet) -> None:
+    def use(self, one: SizeSet) -> None:
         """Takes up a size set: its integers come to the device."""
         values = one.integers()
         if one.spaced:
             wide = np.full((*values.shape, 2), np.iinfo(values.dtype).min, values.dtype)  # what lies between is no size
             wide[..., 0] = values
-            memory = self._place("sizes", wide)
-            sizes = ArrayView(memory.pointer, values.shape, memory.strides[:-1], memory.dtype, memory.device, "", owner=memory)
-            held = [(memory, wide)]
+            memory = self._place("group_sizes", wide)
+            self.sizes = dataclasses.replace(memory, shape=values.shape, strides=memory.strides[:-1])
         else:
-            sizes = self._place("sizes", values)
-            held = [(sizes, values)]
-        offset: int | ArrayView = one.group_offset
+            self.sizes = self._place("group_sizes", values)
+        self._held.pop("group_offset", None)
+        self.group_offset = one.group_offset
         if one.device_offset:
-            number = np.array([one.group_offset], np.int32)
-            offset = self._place("offset", number)
-            held.append((offset, number))
-        self._given = Given(sizes, offset, held)
+            self.group_offset = self._place("group_offset", np.array([one.group_offset], np.int32))
 
     def _place(self, name: str, values: Array) -> ArrayView:
         key = (name, values.dtype.str, values.shape)
-        view = self._memory.get(key)
-        if view is None:
-            view = self._memory[key] = self._bench.sizes(values)
+        if key in self._memory:
+            self._harness.rewrite(self._memory[key], values)
         else:
-            self._bench.rewrite(view, values)
-        return view
+            self._memory[key] = self._harness.sizes(values)
+        self._held[name] = (self._memory[key], values)
+        return self._memory[key]
 
     def seal(self, sets: Sequence[OperandSet]) -> None:
         """Remembers what all inputs hold."""
-        self._digests = [(operands, self._bench.digest(operands)) for operands in sets]
+        self._digests = [(operands, self._harness.digest(operands)) for operands in sets]
 
     def changed(self, sets: Sequence[OperandSet] | None = None) -> str:
         """Which inputs are no longer as they were, in words; "" where all are. None looks at all that were sealed."""
         found: dict[str, None] = {}
         for operands, before in self._digests:
             if sets is None or any(operands is one for one in sets):
-                found |= dict.fromkeys(name for name, digest in self._bench.digest(operands).items() if digest != before[name])
-        for name, (view, values) in zip(("group_sizes", "group_offset"), self.given.held, strict=False):
-            if not np.array_equal(self._bench.contents(view), values):
+                found |= dict.fromkeys(name for name, digest in self._harness.digest(operands).items() if digest != before[name])
+        for name, (view, values) in self._held.items():
+            if not np.array_equal(self._harness.contents(view), values):
                 found[name] = None
         return f"it changed its inputs: {', '.join(found)}" if found else ""
 
-    def clear(self) -> None:
-        """Forgets all, and lets go of the memory."""
-        self._memory.clear()
-        self._given, self._digests = None, []
+
+@dataclasses.dataclass(frozen=True)
+class Reads:
+    """What a run with some sizes reads: per batch entry which rows, and which groups' weights.
+
+    Attributes:
+        starts, ends: int64 (batch, group_count): the rows of each group.
+    """
+
+    starts: Array
+    ends: Array
+
+    @classmethod
+    def of(cls, config: GroupedGemmConfig, sizes: Any, group_offset: int = 0) -> Reads:
+        """What `config` with these host sizes reads, from group `group_offset` on."""
+        bounds = select_groups(scan(np.asarray(sizes), config.ragged_extent), group_offset, config.group_count)
+        shape = (config.batch_count, config.group_count)
+        return cls(np.broadcast_to(bounds.starts, shape), np.broadcast_to(bounds.ends, shape))
+
+
+def poison_unread(harness: Harness, operands: OperandSet, reads: Reads) -> None:
+    """Poisons all that `reads` leaves out. Layouts whose elements are interleaved or repeated are left alone."""
+    for entry, (starts, ends) in enumerate(zip(reads.starts, reads.ends, strict=True)):
+        first, last = (int(starts[0]), int(ends[-1])) if len(starts) else (0, 0)
+        for name, axis in _ragged_axes(operands.config).items():
+            for part in ((0, first), (last, operands.layouts[name].shape[axis])):
+                _poison(harness, operands, name, axis, {1: (entry, entry + 1), axis: part})
+        if operands.config.ragged_mode is RaggedDotMode.NON_CONTRACTING:
+            for group in np.flatnonzero(starts >= ends).tolist():
+                _poison(harness, operands, "rhs", 0, {0: (group, group + 1), 1: (entry, entry + 1)})
+
+
+class SpoiledGroup:
+    """One group whose rows and weights are NaN, while those of all others are not.
+
+    Args:
+        operands: whose. reads: of the run. group: which, counted from the first that is computed.
+
+    Attributes:
+        possible: whether the group's part of out can be told apart.
+    """
+
+    def __init__(self, harness: Harness, operands: OperandSet, reads: Reads, group: int) -> None:
+        self._harness, self._operands, self._group = harness, operands, group
+        self._rows = [(int(starts[group]), int(ends[group])) for starts, ends in zip(reads.starts, reads.ends, strict=True)]
+        layout, slab = operands.layouts["out"], operands.config.ragged_mode is RaggedDotMode.CONTRACTING
+        filled = [(entry, rows) for entry, rows in enumerate(self._rows) if rows[0] < rows[1] and layout.size]
+        own = [spans(layout, {1: (entry, entry + 1), **({0: (group, group + 1)} if slab else {2: rows})}) for entry, rows in filled]
+        self.possible = all(own)
+        self._own = [span for found in own for span in found]
+
+    def poison(self) -> None:
+        """Makes the group's rows and weights NaN."""
+        for name, axis in _ragged_axes(self._operands.config).items():
+            for entry, rows in enumerate(self._rows):
+                _poison(self._harness, self._operands, name, axis, {1: (entry, entry + 1), axis: rows})
+        if self._operands.config.ragged_mode is RaggedDotMode.NON_CONTRACTING:
+            _poison(self._harness, self._operands, "rhs", 0, {0: (self._group, self._group + 1)})
+
+    def overwrite(self, byte: int) -> None:
+        """Fills the group's own part of out, whose values are NaN by right, with a byte."""
+        for offset, nbytes in self._own:
+            self._harness.set_bytes(self._operands.pointers["out"] + offset, byte, nbytes)
+
+
+def _ragged_axes(config: GroupedGemmConfig) -> dict[str, int]:
+    """The ragged axis of each operand that has one."""
+    return {"lhs": 2} if config.ragged_mode is RaggedDotMode.NON_CONTRACTING else {"lhs": 3, "rhs": 2}
+
+
+def _poison(harness: Harness, operands: OperandSet, name: str, axis: int, chosen: Mapping[int, tuple[int, int]]) -> None:
+    layout: Layout = operands.layouts[name]
+    if any(layout.shape[i] > 1 and layout.strides[i] == 0 for i in (1, axis)):  # what the poison tells apart repeats its elements
+        return
+    for offset, nbytes in spans(layout, chosen):
+        harness.set_bytes(operands.pointers[name] + offset, poison_byte(layout.dtype), nbytes)

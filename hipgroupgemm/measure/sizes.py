@@ -1,4 +1,4 @@
-"""The group sizes that tuning runs with: the balanced seed or the user's own, and hostile ones that only verify.
+"""The group sizes that tuning runs with: the balanced seed or the user's own, and adversarial ones that only verify.
 
 Random integers are never used: they mostly sum past the ragged extent, and a kernel tuned on them is tuned on nothing that a router does.
 """
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.measure.workloads import balanced_sizes
+from hipgroupgemm.measure.distributions import balanced_sizes
 from hipgroupgemm.problem.groups import scan
-from hipgroupgemm.tuning.report import SEED, USER
+from hipgroupgemm.store.records import SEED, USER
 
-__all__ = ["hostile_sizes", "origin_of", "per_batch", "seed_sizes", "size_class", "size_class_of", "size_samples"]
+__all__ = ["adversarial_sizes", "origin_of", "per_batch", "seed_sizes", "size_class", "size_class_of", "size_samples"]
 
 Sizes = np.ndarray[Any, np.dtype[Any]]
 
@@ -169,7 +169,7 @@ def _integers(value: Any, name: str) -> np.ndarray[Any, Any]:
     return array
 
 
-def hostile_sizes(m: int, groups: int) -> dict[str, Sizes]:
+def adversarial_sizes(m: int, groups: int) -> dict[str, Sizes]:
     """Group sizes, `(groups,)` int32 each (int64 where they are larger), that wrong kernels give themselves away with.
 
     Args:
@@ -212,7 +212,7 @@ def _borders(m: int, groups: int) -> Sizes:
 
 
 def per_batch(sizes: Sizes, config: GroupedGemmConfig) -> Sizes:
-    """Hostile sizes for a config: where it has sizes a batch entry, each entry's are turned on by one group more."""
+    """Adversarial sizes for a config: where it has sizes a batch entry, each entry's are turned on by one group more."""
     if not config.sizes_per_batch:
         return sizes
     if config.batch_count == 0:

@@ -12,8 +12,6 @@ holds with probability at least 1 - 2 n exp(-lambda^2 (1 - u)^2 / 2) an element 
 3.1). With lambda = 10 that is wrong for less than one element in 10^16 even for sums of 10^5 products, so the smaller of the two is taken.
 The result is rounded once more to the output type, which adds u_out * |P|, or half the smallest subnormal number.
 
-(|A| |B|)_ij is not computed: by Cauchy and Schwarz it is at most ||a_i|| ||b_j||, the norms of A's row and B's column.
-
 The relative Frobenius norm of the error is far smaller, since signs mix. For operands with independent entries of mean zero the partial sum
 of j products has variance proportional to j, so n rounding errors of at most u each add up to at most u sqrt(n / 2) of the result's norm in
 the mean square; a bound of sqrt(n) u leaves room for the products' own roundings. `Tolerance.relative` is that, plus u_out.
@@ -31,10 +29,9 @@ import numpy as np
 
 from hipgroupgemm.operands.dtypes import dtype_of
 
-__all__ = ["Comparison", "Tolerance", "accumulation_bound", "compare", "magnitude_bound", "tolerance_for", "unit_roundoff"]
+__all__ = ["Tolerance", "accumulation_bound", "largest_finite", "tolerance_for", "unit_roundoff"]
 
 LAMBDA = 10.0
-_ENOUGH = 64
 _TF32_INPUT = 2.0**-10  # tf32 keeps 10 bits after the leading one; hardware may cut the rest off instead of rounding
 
 Array = np.ndarray[Any, Any]
@@ -49,6 +46,11 @@ def _info(name: str) -> tuple[float, float]:
 def unit_roundoff(dtype: Any) -> float:
     """u: the largest relative error of rounding a number to nearest in the type's normal range, half the distance from 1 to the next."""
     return _info(dtype_of(dtype).name)[0]
+
+
+def largest_finite(dtype: Any) -> float:
+    """The type's largest finite number."""
+    return float(ml_dtypes.finfo(dtype_of(dtype)).max)  # type: ignore[no-untyped-call]
 
 
 def accumulation_bound(length: int, accumulate: Any = "float32") -> float:
@@ -95,7 +97,7 @@ def tolerance_for(output: Any, length: int, compute_type: str = "float32") -> To
         length: the contracted extent; in CONTRACTING the size of the largest group. Each further addend (beta * c, a bias) counts as one.
         compute_type: "float32", "float64" or "tf32", as in `GroupedGemmConfig`.
 
-    The judge's own float64 accumulation is allowed for, so float64 results are judged fairly too.
+    The check's own float64 accumulation is allowed for, so that float64 results are checked fairly too.
     """
     dtype = dtype_of(output, "output")
     accumulator = "float64" if compute_type == "float64" else "float32"
@@ -109,90 +111,3 @@ def tolerance_for(output: Any, length: int, compute_type: str = "float32") -> To
     elif compute_type not in ("float32", "float64"):
         raise ValueError(f"compute_type={compute_type!r}: wanted float32, float64 or tf32")
     return Tolerance(accumulation, u, smallest, relative)
-
-
-def magnitude_bound(a: Array, b: Array) -> Array:
-    """||a_i|| ||b_j|| for A (..., m, k) and B (..., k, n) in float64: at least (|A| |B|)_ij. Shape (..., m, n)."""
-    rows = np.sqrt(np.einsum("...mk,...mk->...m", a, a))
-    columns = np.sqrt(np.einsum("...kn,...kn->...n", b, b))
-    bound: Array = rows[..., :, None] * columns[..., None, :]
-    return bound
-
-
-@dataclasses.dataclass
-class Comparison:
-    """A result against the exact one, collected over parts (groups) of it.
-
-    Attributes:
-        elements, square_error, square_norm: how many elements were compared so far, and sums of squares over them. The relative bound
-            is one of a mean, so fewer than 64 elements are judged one by one only.
-        worst: the largest error in units of its element's bound; at most 1 is right.
-        fault: what is wrong, for a person, or "" so far.
-    """
-
-    tolerance: Tolerance
-    elements: int = 0
-    square_error: float = 0.0
-    square_norm: float = 0.0
-    worst: float = 0.0
-    fault: str = ""
-
-    @property
-    def relative_error(self) -> float:
-        """||error||_F / ||P||_F: 0 for two zeros, NaN or infinite where the result is."""
-        if self.square_error == 0:
-            return 0.0
-        return math.sqrt(self.square_error / self.square_norm) if self.square_norm else math.inf
-
-    @property
-    def ok(self) -> bool:
-        """Whether every element, and the whole, are within their bounds."""
-        return not self.verdict()
-
-    def verdict(self) -> str:
-        """ "" for a right result, else what is wrong."""
-        if self.fault:
-            return self.fault
-        if self.elements >= _ENOUGH and self.square_norm and not self.relative_error <= self.tolerance.relative:
-            return f"relative error {self.relative_error:.2e}, at most {self.tolerance.relative:.2e} is right"
-        return ""
-
-    def add(self, actual: Array, expected: Array, magnitude: Array | float, where: str = "") -> None:
-        """Takes in a part of the result.
-
-        Args:
-            actual: the result, any float type.
-            expected: the exact one in float64, of the same shape.
-            magnitude: a bound of (|A| |B|) of that shape; 0 where the result must be exact.
-            where: the part's name for the fault's text.
-        """
-        if actual.shape != expected.shape:
-            raise ValueError(f"actual: has shape {actual.shape}, expected has {expected.shape}")
-        if not actual.size:
-            return
-        wide = actual.astype(np.float64)
-        with np.errstate(all="ignore"):
-            error = np.abs(wide - expected)
-            bound = self.tolerance.elementwise(expected, np.broadcast_to(np.asarray(magnitude, np.float64), expected.shape))
-            if not np.any(magnitude) and not expected.any():
-                bound = np.zeros_like(error)
-            wrong = ~(error <= bound)
-            ratio = np.where(error == 0, 0.0, error / bound)
-        self.elements += actual.size
-        self.square_error += float(np.sum(error * error))
-        self.square_norm += float(np.sum(expected * expected))
-        worst = float(np.max(ratio))
-        self.worst = math.inf if math.isnan(worst) else max(self.worst, worst)
-        if wrong.any() and not self.fault:
-            at = tuple(int(i) for i in np.argwhere(wrong)[0])
-            self.fault = (
-                f"{where + ': ' if where else ''}{int(wrong.sum())} of {wrong.size} elements wrong, the first at {at}: "
-                f"got {float(wide[at]):.6g}, wanted {float(expected[at]):.6g} within {float(bound[at]):.1e}"
-            )
-
-
-def compare(actual: Array, expected: Array, magnitude: Array | float, tolerance: Tolerance, where: str = "") -> Comparison:
-    """`Comparison` of one whole result; see `Comparison.add`."""
-    comparison = Comparison(tolerance)
-    comparison.add(actual, expected, magnitude, where)
-    return comparison

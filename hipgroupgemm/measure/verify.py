@@ -1,195 +1,27 @@
-"""Verification of a candidate: which size sets it must be right on, and one check of it.
+"""Checking and timing executables of one config on its size sets.
 
-Every candidate that is timed has been checked on every size set: on the sizes that are tuned for and on hostile ones, on outputs full of
-NaN and full of numbers, with poison where nothing may be read, by a judge that shares no code with any backend. Each set has inputs of its
-own at the addresses of the one before, and what a run changes in them is seen. A backend's promise counts for nothing.
-
-beta other than 0 (1 among them) is checked where the config's is: plans for beta = 0 never read c, cannot be given another beta, and have
-a key and tuning results of their own, as those for beta != 0 have.
+Every candidate that is timed has been checked on every size set: on the sizes that are tuned for and on adversarial ones, on outputs full
+of NaN and full of numbers, with poison where nothing may be read, by a check that shares no code with any backend. Each set has inputs of
+its own at the addresses of the one before, and what a run changes in them is seen. A backend's promise counts for nothing.
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import numpy as np
+from hipgroupgemm.backends.base import Executable
+from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.measure.base import Harness, OperandSet
+from hipgroupgemm.measure.check import CheckResult
+from hipgroupgemm.measure.inputs import Inputs, Reads, SpoiledGroup, poison_unread
+from hipgroupgemm.measure.size_sets import SizeSet, size_sets
 
-from hipgroupgemm.backends.base import Executable, MatmulAlgorithm
-from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode, capacity_of
-from hipgroupgemm.measure.harness import CheckResult, Harness, OperandSet, layouts_of
-from hipgroupgemm.measure.inputs import Inputs
-from hipgroupgemm.measure.poison import Spoiled
-from hipgroupgemm.measure.sizes import hostile_sizes, per_batch
-from hipgroupgemm.operands.views import CPU, Device
+__all__ = ["Outcome", "SizeSet", "Verifier", "size_sets"]
 
-__all__ = ["Outcome", "SizeSet", "Stage", "check", "judge", "size_sets"]
-
-_SCALARS = {  # name -> (alpha, beta where there is one); all are exact in every type
-    "borders": (1.0, 1.0),
-    "short": (-1.5, 0.5),
-    "many_empty": (0.5, 1.0),
-    "all_empty": (2.0, -1.5),
-    "one_group": (1.0, 1.0),
-}
-_IN_PLACE = ("borders", "many_empty")
-"""Sets that are run with c = out, where c's layout is out's: a kernel that writes a part before it has read all of c gives itself away."""
+_COPIES = 8
 _NUMBERS = 0x42
 """Elements whose bytes are all this are finite and not small in any type (2.3 to 1.6e11)."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SizeSet:
-    """Group sizes and scalars that candidates are checked with, and how they get them.
-
-    Attributes:
-        name: for a person. sizes: host integers. alpha, beta: of the calls; beta is 0 exactly where the config's is.
-        hostile: poison goes where these sizes read nothing; they are for checking only.
-        group_offset: the first group that is computed. in_place: whether c is out.
-        config: the problem where it is not the tuning's own, but one of the same key. None else.
-        tail: of the calls. ends: whether they get end offsets. spaced: whether they get int64, with other numbers in between.
-        device_offset: whether the group offset lies on the device. filled: whether out holds numbers before the run, not NaN.
-        spoiled: a group, counted from `group_offset` on, whose rows and weights are NaN; the others' results are judged. None: none is.
-        wrong_sizes: what the device is given where those are wrong: `sizes` are these limited, and the fault is to be reported. None else.
-        once: whether equal bits of two runs are not asked for here.
-    """
-
-    name: str
-    sizes: np.ndarray[Any, Any]
-    alpha: float
-    beta: float
-    hostile: bool
-    group_offset: int = 0
-    in_place: bool = False
-    config: GroupedGemmConfig | None = None
-    tail: str = "zero"
-    ends: bool = False
-    spaced: bool = False
-    device_offset: bool = False
-    filled: bool = False
-    spoiled: int | None = None
-    wrong_sizes: np.ndarray[Any, Any] | None = None
-    once: bool = False
-
-    def describe(self) -> str:
-        """The set in a few words."""
-        words = [f"alpha={self.alpha:g}"]
-        if self.beta:
-            words.append(f"beta={self.beta:g}{', c is out' if self.in_place else ''}")
-        if self.group_offset:
-            words.append(f"group_offset={self.group_offset}{' on the device' if self.device_offset else ''}")
-        if self.tail != "zero":
-            words.append(f"tail={self.tail!r}")
-        if self.ends:
-            words.append("end offsets")
-        if self.spaced:
-            words.append("strided int64 sizes")
-        if self.filled:
-            words.append("out full of numbers")
-        if self.spoiled is not None:
-            words.append(f"group {self.spoiled} full of NaN")
-        return f"{self.name} ({', '.join(words)})"
-
-    def integers(self) -> np.ndarray[Any, Any]:
-        """What lies in the device's memory."""
-        values = self.sizes if self.wrong_sizes is None else self.wrong_sizes
-        if self.ends:
-            ends = np.cumsum(values, axis=-1, dtype=np.int64)
-            fits = ends.size == 0 or int(ends.max()) <= np.iinfo(np.int32).max
-            values = ends.astype(np.int32) if fits else ends
-        return values.astype(np.int64) if self.spaced else values
-
-
-def size_sets(config: GroupedGemmConfig, samples: Sequence[np.ndarray[Any, Any]], device: Device = CPU) -> list[SizeSet]:
-    """The samples that are timed, then the hostile sets of a config. In BATCH, whose sizes are never read, they hold garbage.
-
-    Host integers never reach a backend unchecked, and group offsets are then known: those on a device only where the device is one.
-    """
-    on = 1.0 if config.beta else 0.0
-    found = []
-    for index, sizes in enumerate(samples):
-        name = "tuning sizes" if len(samples) == 1 else f"tuning sizes, sample {index}"
-        found.append(SizeSet(name, sizes, 1.0, on, hostile=False))
-    if config.ragged_mode is RaggedDotMode.BATCH:
-        garbage = np.where(np.arange(samples[0].size) % 2, np.iinfo(np.int32).max, -9).astype(np.int32).reshape(samples[0].shape)
-        return [*found, SizeSet("sizes that are not read", garbage, -1.5, 0.5 * on, hostile=True, filled=True)]
-    in_place = bool(config.beta) and _same_layout(config)
-    rest = config.group_total - config.group_count
-    offsets = itertools.cycle((rest, 0, (rest + 1) // 2))
-    on_device = rest > 0 and device.kind != "cpu"
-    hostile = hostile_sizes(config.ragged_extent, config.group_total)
-    for name, sizes in hostile.items():
-        alpha, beta = _SCALARS[name]
-        one = SizeSet(name, per_batch(sizes, config), alpha, beta * on, hostile=True, spaced=name == "one_group")
-        offset = next(offsets)
-        found.append(
-            dataclasses.replace(
-                one,
-                group_offset=offset,
-                in_place=in_place and name in _IN_PLACE,
-                device_offset=on_device and name == "borders",
-            )
-        )
-    short = per_batch(hostile["short"], config)
-    found.append(_one_spoiled(config, short, on, next(offsets)))
-    if device.kind != "cpu" and config.group_total and config.ragged_extent:
-        found.append(_wrong_sizes(config, short, on))
-    found += _other_extents(config, on)
-    return found
-
-
-def _one_spoiled(config: GroupedGemmConfig, sizes: np.ndarray[Any, Any], on: float, offset: int) -> SizeSet:
-    """One group is full of NaN, which must not come through to the others; end offsets, a kept tail, an out full of numbers."""
-    chosen = np.atleast_2d(sizes)[:, offset : offset + config.group_count].any(axis=0)
-    filled = np.flatnonzero(chosen)
-    group = int(filled[filled.size // 2]) if filled.size > 1 else None
-    tail = "undefined" if config.ragged_mode is RaggedDotMode.NON_CONTRACTING else "zero"
-    name = "one_spoiled" if group is not None else "kept tail"
-    extra: dict[str, Any] = {"tail": tail, "ends": True, "filled": True, "spoiled": group, "once": True}
-    return SizeSet(name, sizes, 1.0, on, True, group_offset=offset, **extra)
-
-
-def _wrong_sizes(config: GroupedGemmConfig, sizes: np.ndarray[Any, Any], on: float) -> SizeSet:
-    """A negative size and one that runs past the end: limited, and reported."""
-    given = sizes.astype(np.int64).reshape(-1, config.group_total).copy()
-    given[:, -1] = config.ragged_extent + 9
-    if config.group_total > 2:
-        given[:, 1] = -7
-    limited = np.zeros_like(given)
-    for row, wanted in zip(limited, given, strict=True):
-        left = config.ragged_extent
-        for group, size in enumerate(wanted.tolist()):
-            row[group] = min(max(size, 0), left)
-            left -= int(row[group])
-    narrow = np.int32 if config.ragged_extent + 9 <= np.iinfo(np.int32).max else np.int64
-    given, limited = (part.reshape(sizes.shape).astype(narrow) for part in (given, limited))
-    return SizeSet("wrong sizes, which are limited", limited, 1.0, on, True, wrong_sizes=given, once=True)
-
-
-def _other_extents(config: GroupedGemmConfig, on: float) -> Iterator[SizeSet]:
-    """The smallest and the largest problem that a plan for this config's key serves, where they are not this one."""
-    extent, capacity = config.ragged_extent, config.capacity
-    least = bisect.bisect_left(range(capacity + 1), capacity, key=capacity_of)
-    for name, other in (("the smallest extent", least), ("the largest extent", capacity)):
-        if other == extent:
-            continue
-        smaller: dict[str, Any] = {"m" if config.ragged_mode is RaggedDotMode.NON_CONTRACTING else "k": other}
-        try:
-            problem = config.key() if other > extent else dataclasses.replace(config, **smaller)
-        except ValueError:  # a layout that has no such neighbour
-            continue
-        if problem.key() == config.key():
-            sizes = per_batch(hostile_sizes(other, config.group_total)["borders"], config)
-            yield SizeSet(f"{name} of the same key, {other}", sizes, 1.0, on, True, config=problem, once=True)
-
-
-def _same_layout(config: GroupedGemmConfig) -> bool:
-    """Whether c may be out itself."""
-    layouts = layouts_of(config)
-    return layouts["c"] == layouts["out"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,8 +29,8 @@ class Outcome:
     """What came of one step with one candidate.
 
     Attributes:
-        verdict: "" where nothing is wrong with it so far, else one of `report.VERDICTS`.
-        reason: why. error, error_limit: of the result, where it was judged. ms: where it was timed.
+        verdict: "" where nothing is wrong with it so far, else what it is: "wrong", "failed", "crashed" and so on.
+        reason: why. error, error_limit, amount: of the result, where it was checked, and how much of it was. ms: where it was timed.
     """
 
     verdict: str = ""
@@ -206,111 +38,229 @@ class Outcome:
     error: float | None = None
     error_limit: float | None = None
     ms: float | None = None
+    amount: str = ""
+
+    @classmethod
+    def of(cls, result: CheckResult, where: str = "", ms: float | None = None) -> Outcome:
+        """A check's."""
+        verdict, reason = ("wrong", f"{where}: {result.fault}" if where else result.fault) if result.fault else ("", "")
+        return cls(verdict, reason, result.error, result.limit, ms, result.checked)
 
 
-Note = Callable[[str], None]
-"""Called before each step with what comes: "operands", "prepare", "run" or "judge". What it is told decides how long a step may take."""
+class Verifier:
+    """Brings operands through a config's size sets, and checks and times executables on them.
 
+    Args:
+        harness: where. config: the problem, with its true ragged extent. sets: the size sets.
+        seed: of operands and of the check's sample. copies: of the operands at the most, that timed calls take in turns.
+        watch: whether it is looked at after each run if inputs are as they were. budget: of a check, see `Harness.check`.
+        note: called before each step with what comes: "operands", "prepare", "run" or "check". What it is told decides how long a step
+            may take.
 
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """Where a check takes place.
-
-    Attributes:
-        bench, operands, inputs: ready for the size set. spoiled: the group that is full of NaN, where one is.
-        note: see `Note`. seed: of the judge's sample.
+    Raises:
+        MemoryError: the device has not room for the operands.
     """
 
-    bench: Harness
-    operands: OperandSet
-    inputs: Inputs
-    note: Note
-    seed: int
-    spoiled: Spoiled | None = None
+    def __init__(
+        self,
+        harness: Harness,
+        config: GroupedGemmConfig,
+        sets: Sequence[SizeSet],
+        *,
+        seed: int = 0,
+        copies: int = _COPIES,
+        watch: bool = True,
+        budget: float | None = None,
+        note: Callable[[str], None] = lambda step: None,
+    ) -> None:
+        self.harness, self.config, self.sets = harness, config, sets
+        self._seed, self._copies, self._watch, self._budget, self._note = seed, copies, watch, budget, note
+        self.inputs = Inputs(harness)
+        self.operands: list[OperandSet] = []
+        self._made_for: tuple[GroupedGemmConfig, bool] | None = None
+        self._index: int | None = None  # of the set that the operands are ready for
+        self._current: SizeSet = sets[0]
+        self._spoiled: SpoiledGroup | None = None
+        self._touched = False  # a candidate has changed inputs
+        self._make(config, False)
 
+    def _make(self, config: GroupedGemmConfig, rotate: bool) -> None:
+        for operands in self.operands:
+            self.harness.release(operands)
+        self.operands, self._made_for, self._index, self._spoiled = [], None, None, None
+        self.operands = self.harness.operands(config, seed=self._seed, copies=self._copies if rotate else 1)
+        self._made_for, self._touched = (config, rotate), False
 
-def check(stage: Stage, size_set: SizeSet, executable: Executable, algorithm: MatmulAlgorithm) -> Outcome:
-    """Runs a candidate on a poisoned out and judges the result; where it claims to be deterministic, runs it again on an out full of
-    numbers and compares bits.
+    def use(self, index: int, *, timing: bool) -> SizeSet:
+        """Brings operands, sizes and poison of a size set to where the last one's were; the set as it can be had."""
+        chosen = self.sets[index]
+        self._note("operands")
+        wanted = (chosen.config or self.config, timing and self._copies > 1)
+        fresh = self._made_for != wanted
+        if fresh:
+            self._make(*wanted)
+        elif self._index == index and not self._touched:
+            return self._current
+        unused = self._index is None
+        renewed = not fresh and (self._touched or not (timing or unused))
+        if renewed:
+            for turn, operands in enumerate(self.operands):
+                self.harness.renew(operands, seed=self._seed + 7919 * (index + 1) + turn)
+        self._touched, self._index, self._spoiled = True, None, None
+        if chosen.adversarial and not timing:
+            chosen = self._poison(chosen)
+        self.inputs.use(chosen)
+        if fresh or renewed or unused:
+            self.inputs.seal(self.operands if self._watch else [])
+        self._touched, self._index, self._current = False, index, chosen
+        return chosen
 
-    Returns:
-        verdict "", "wrong" or "nondeterministic". What the candidate raises is raised.
-    """
-    bench, operands, where = stage.bench, stage.operands, size_set.describe()
-    fill = _NUMBERS if size_set.filled else None
-    fault = run(stage, size_set, executable, fill)
-    stage.note("judge")
-    changed = stage.inputs.changed([operands])
-    if changed:  # what it has computed cannot be judged any more
-        return Outcome("wrong", f"{where}: {changed}")
-    verdict = judge(stage, size_set, fill)
-    if fault and not verdict.fault:
-        verdict = dataclasses.replace(verdict, fault=fault)
-    if verdict.fault:
-        return Outcome("wrong", f"{where}: {verdict.fault}", verdict.error, verdict.limit)
-    if not algorithm.deterministic or size_set.once:
-        return Outcome(error=verdict.error, error_limit=verdict.limit)
-    try:
-        first = bench.snapshot(operands)
-    except MemoryError:  # without room for a copy of out the bits go unseen; values are judged nonetheless
-        return Outcome(error=verdict.error, error_limit=verdict.limit)
-    again = _NUMBERS if fill is None else None
-    try:
-        run(stage, size_set, executable, again)
-        stage.note("judge")
-        differing = bench.same(operands, first)
-    finally:
-        first.release()
-    changed = stage.inputs.changed([operands])
-    if changed:
-        return Outcome("wrong", f"{where}, second run: {changed}")
-    if differing:
-        second = judge(stage, size_set, again)
+    def _poison(self, chosen: SizeSet) -> SizeSet:
+        """Poisons what the sizes do not read, and the group that is to be spoiled where that can be done."""
+        (operands,) = self.operands
+        if operands.config.ragged_mode.name == "BATCH":
+            return chosen
+        reads = Reads.of(operands.config, chosen.sizes, chosen.group_offset)
+        poison_unread(self.harness, operands, reads)
+        if chosen.spoiled is not None:
+            spoiled = SpoiledGroup(self.harness, operands, reads, chosen.spoiled)
+            if not spoiled.possible:
+                return dataclasses.replace(chosen, spoiled=None)
+            spoiled.poison()
+            self._spoiled = spoiled
+        return chosen
+
+    # ---- steps -------------------------------------------------------------------------------------------------------------
+
+    def check(self, index: int, prepare: Callable[[], Executable], *, deterministic: bool = False) -> Outcome:
+        """Runs a candidate on a poisoned out and checks the result; where it claims to be deterministic, runs it again on an out full of
+        numbers and compares bits.
+
+        Args:
+            index: of the size set. prepare: gives the executable, once the operands are ready. deterministic: what it claims.
+
+        Returns:
+            verdict "", "wrong" or "nondeterministic". What the candidate raises is raised.
+        """
+        one = self.use(index, timing=False)
+        (operands,), where, fill = self.operands, one.describe(), _NUMBERS if one.filled else None
+        executable = prepare()
+        result = self._run(one, executable, fill)
+        if result.fault or not deterministic or one.once:
+            return Outcome.of(result, where)
+        try:
+            first = self.harness.snapshot(operands)
+        except MemoryError:  # without room for a copy of out the bits go unseen; values are checked nonetheless
+            return Outcome.of(result, where)
+        again = _NUMBERS if fill is None else None
+        try:
+            second = self._run(one, executable, again, checked=False)
+            differing = self.harness.same(operands, first)
+        finally:
+            first.release()
         if second.fault:
-            holding = "numbers" if again is not None else "NaN"
-            reason = f"{where}, second run, on an out full of {holding}: {second.fault}"
-            return Outcome("wrong", reason, second.error, second.limit)
-        reason = f"{where}: {differing} elements differ between two runs on equal inputs, though it claims to be deterministic"
-        return Outcome("nondeterministic", reason, verdict.error, verdict.limit)
-    return Outcome(error=verdict.error, error_limit=verdict.limit)
+            return Outcome.of(second, f"{where}, second run")
+        if differing:
+            second = self._result(one, operands, again, self._seed)
+            if second.fault:
+                return Outcome.of(second, f"{where}, second run, on an out full of {'numbers' if again is not None else 'NaN'}")
+            reason = f"{where}: {differing} elements differ between two runs on equal inputs, though it claims to be deterministic"
+            return Outcome("nondeterministic", reason, result.error, result.limit)
+        return Outcome.of(result, where)
 
+    def _run(self, one: SizeSet, executable: Executable, fill: int | None, *, checked: bool = True) -> CheckResult:
+        """One run on an out full of NaN or of a byte, waited for: what is wrong with it."""
+        harness, (operands,), out = self.harness, self.operands, self.operands[0].pointers["out"]
+        harness.poison(operands, fill)
+        scalars = {"alpha": one.alpha, "beta": one.beta}
+        offset = self.inputs.group_offset
+        arguments = harness.arguments(operands, self.inputs.sizes, **scalars, tail=one.tail, group_offset=offset, ends=one.ends)
+        if one.in_place and operands.pointers["c"]:
+            harness.copy_bytes(out, operands.pointers["c"], operands.layouts["c"].reach)
+            arguments.pointers["c"] = out
+        harness.synchronize()
+        self._note("run")
+        executable.execute(arguments)
+        harness.synchronize()
+        fault = executable.check()
+        self._note("check")
+        changed = self.inputs.changed([operands])
+        if changed or not checked:  # what it has computed from changed inputs cannot be checked
+            return CheckResult(0.0, 0.0, changed, "")
+        result = self._result(one, operands, fill, self._seed)
+        if not result.fault and one.wrong_sizes is not None and fault is None:
+            return dataclasses.replace(result, fault="it does not report that sizes are wrong")
+        if not result.fault and one.wrong_sizes is None and fault is not None:
+            words = fault.describe(operands.config.ragged_extent)
+            return dataclasses.replace(result, fault=f"it reports wrong sizes where they are right: {words}")
+        return result
 
-def run(stage: Stage, size_set: SizeSet, executable: Executable, fill: int | None) -> str:
-    """One run on an out full of NaN or of a byte, waited for; returns what is wrong with the fault that the executable reports, or ""."""
-    bench, operands, one, given = stage.bench, stage.operands, size_set, stage.inputs.given
-    bench.poison(operands, fill)
-    arguments = bench.arguments(
-        operands, given.sizes, alpha=one.alpha, beta=one.beta, tail=one.tail, group_offset=given.group_offset, ends=one.ends
-    )
-    if one.in_place and operands.c:
-        bench.copy_bytes(operands.out, operands.c, operands.layouts["c"].reach)
-        arguments.pointers["c"] = operands.out
-    bench.synchronize()
-    stage.note("run")
-    executable.execute(arguments)
-    bench.synchronize()
-    fault = executable.check()
-    if one.wrong_sizes is not None:
-        return "" if fault is not None else "it does not report that sizes are wrong"
-    return "" if fault is None else f"it reports wrong sizes where they are right: {fault.describe(operands.config.ragged_extent)}"
+    def _result(self, one: SizeSet, operands: OperandSet, fill: int | None, seed: int) -> CheckResult:
+        """What lies in out, which was full of NaN or of a byte before the run."""
+        self._note("check")
+        if self._spoiled is not None:
+            self._spoiled.overwrite(_NUMBERS)
+        return self.harness.check(
+            operands,
+            one.sizes,
+            alpha=one.alpha,
+            beta=one.beta,
+            seed=seed,
+            budget=self._budget,
+            tail=one.tail,
+            group_offset=one.group_offset,
+            fill=fill,
+            without=one.spoiled,
+        )
 
+    def time(
+        self,
+        index: int,
+        turn: int,
+        prepare: Callable[[], Executable],
+        *,
+        checked: bool | Callable[[float], bool] = False,
+        cold: bool = False,
+    ) -> Outcome:
+        """Times one call of a candidate, on cold caches.
 
-def judge(
-    stage: Stage, size_set: SizeSet, fill: int | None = None, operands: OperandSet | None = None, seed: int | None = None
-) -> CheckResult:
-    """The verdict on what lies in out, which was full of NaN or of a byte before the run."""
-    one = size_set
-    stage.note("judge")
-    if stage.spoiled is not None:
-        stage.spoiled.cover(_NUMBERS)
-    return stage.bench.check(
-        stage.operands if operands is None else operands,
-        one.sizes,
-        alpha=one.alpha,
-        beta=one.beta,
-        seed=stage.seed if seed is None else seed,
-        tail=one.tail,
-        group_offset=one.group_offset,
-        fill=fill,
-        without=one.spoiled,
-    )
+        Args:
+            index, prepare: as in `check`.
+            turn: of the operands' copies, so that nobody finds his inputs in a cache.
+            checked: whether the result is checked as well, or what decides that once the milliseconds are known.
+            cold: whether the executable was made anew, so that a call comes first that pays for what only a first call does.
+        """
+        one, harness = self.use(index, timing=True), self.harness
+        executable = prepare()
+        operands = self.operands[turn % len(self.operands)]
+        arguments = harness.arguments(operands, self.inputs.sizes, alpha=one.alpha, beta=one.beta)
+        self._note("run")
+        if cold:
+            executable.execute(arguments)
+            harness.synchronize()
+        if checked:
+            harness.poison(operands)
+        harness.flush()
+        took = harness.time(lambda: executable.execute(arguments))
+        where = f"{one.describe()}, timed run {turn}"
+        self._note("check")
+        changed = self.inputs.changed([operands])
+        if changed:
+            return Outcome("wrong", f"{where}: {changed}", ms=took)
+        if not (checked(took) if callable(checked) else checked):
+            return Outcome(ms=took)
+        return Outcome.of(self._result(one, operands, None, self._seed + turn), where, took)
+
+    def distrust(self) -> None:
+        """A candidate has failed: whoever comes next finds inputs as they should be."""
+        try:
+            self._touched = bool(self.inputs.changed())
+        except Exception:  # the device's own affair
+            self._touched = True
+
+    def close(self) -> None:
+        """Frees operands and sizes; the harness is its caller's."""
+        for operands in self.operands:
+            self.harness.release(operands)
+        self.operands, self._made_for, self._index, self._spoiled = [], None, None, None
+        self.inputs = Inputs(self.harness)

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from hipgroupgemm.benchmark.command import AUTO_PADDED_FLOPS
-from hipgroupgemm.measure.workloads import (
-    CLASSES,
-    DISTRIBUTIONS,
-    MoEShape,
-    check_group_sizes,
-    group_sizes_of,
-    read_group_sizes,
-    scale_group_sizes,
-)
+from hipgroupgemm.measure.distributions import DistributionError, group_size_vectors
+from hipgroupgemm.measure.workloads import CLASSES, MoEShape, scaled_shapes
 
 __all__ = ["DistributionError", "RequestError", "SweepJob", "SweepRequest", "plan_jobs"]
 
 
 class RequestError(ValueError):
     """A sweep can't begin as it was asked for; nothing was run, no file was touched."""
-
-
-class DistributionError(RequestError):
-    """The distribution has no such name, its file can't be read, or what it holds does not fit a shape."""
 
 
 class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +23,7 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
         shapes: with scale=None they are scaled on a CPU, as a benchmark's. exact_shapes: with scale=None they are not.
         classes: names from `workloads.CLASSES`.
         dtypes: names; empty for the device's own, float32 on a CPU and bfloat16 on a GPU.
-        distributions: names from `workloads.DISTRIBUTIONS`, or files of group sizes, whose vectors are samples of one job.
+        distributions: names from `distributions.DISTRIBUTIONS`, or files of group sizes, whose vectors are samples of one job.
         devices: "cpu", "cuda:0" and so on. Equal devices share the jobs, every other kind of device runs them all.
         backends: names, or None for all that can.
         algorithms: "heuristic" (those that a backend ranks first), "all", or names of algorithms.
@@ -119,32 +106,10 @@ def plan_jobs(request: SweepRequest, device_kind: str) -> list[SweepJob]:
     """
     on_cpu = device_kind == "cpu"
     jobs = []
-    for whole, exact in [(one, False) for one in request.shapes] + [(one, True) for one in request.exact_shapes]:
-        if request.scale is not None:
-            shape = whole.scaled(request.scale) if request.scale > 1 else whole
-        else:
-            shape = whole.fitting(AUTO_PADDED_FLOPS) if on_cpu and not exact else whole
+    for whole, shape in scaled_shapes(request.shapes, request.exact_shapes, request.scale, on_cpu):
         for dtype in request.dtypes or ("float32" if on_cpu else "bfloat16",):
             for distribution in request.distributions:
-                try:
-                    name, samples = _samples(distribution, whole, shape, request.seed)
-                except (ValueError, OSError) as error:
-                    raise DistributionError(str(error)) from error
+                name, vectors = group_size_vectors(distribution, whole, shape, request.seed)
+                samples = None if distribution == "balanced" else tuple(tuple(sizes.tolist()) for sizes in vectors)
                 jobs += [SweepJob(kind, shape.label, *shape.extents, shape.scale, dtype, name, samples) for kind in request.classes]
     return list(dict.fromkeys(jobs))
-
-
-def _samples(distribution: str, whole: MoEShape, shape: MoEShape, seed: int) -> tuple[str, tuple[tuple[int, ...], ...] | None]:
-    """The name and the vectors of a distribution for a scaled shape."""
-    if distribution == "balanced":
-        return distribution, None
-    if distribution in DISTRIBUTIONS:
-        return distribution, (tuple(group_sizes_of(distribution, shape, seed).tolist()),)
-    path = Path(distribution)
-    if not path.exists():
-        raise ValueError(f"{distribution!r}: wanted {', '.join(DISTRIBUTIONS)} or a file, and there is no such file")
-    vectors = []
-    for index, vector in enumerate(read_group_sizes(path, whole.e)):
-        sizes = check_group_sizes(vector, whole, f"{path.name}[{index}]")
-        vectors.append(tuple(scale_group_sizes(sizes, shape.scale).tolist()))
-    return f"./{path.name}" if path.name in DISTRIBUTIONS else path.name, tuple(vectors)  # real sizes are not to pass for drawn ones

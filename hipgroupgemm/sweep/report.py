@@ -14,15 +14,14 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from hipgroupgemm.benchmark.command import stdout_console
 from hipgroupgemm.benchmark.plots import Panel, save_panels
-from hipgroupgemm.benchmark.table import STDOUT, bytes_text, number_text, write_text
 from hipgroupgemm.measure.environment import busy_note
+from hipgroupgemm.measure.text import STDOUT, bytes_text, number_text, stdout_console, write_text
 from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
 from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, compare, flat, series_of
 from hipgroupgemm.sweep.plots import comparison_panels, sweep_panels
 from hipgroupgemm.sweep.results import RIGHT, Record, Row, Sweep, identity_text, read_sweep
-from hipgroupgemm.tuning.columns import FEW, WIDE, Column, fitting_table, noise_text
+from hipgroupgemm.tuning.tables import FEW, WIDE, Column, fitting_table, noise_text
 
 __all__ = ["console_for", "print_sweep", "report", "say", "verdicts_of", "warnings_of", "write_csv", "write_plots"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from hipgroupgemm.backends import backend_names, get_backend, select_backend
 from hipgroupgemm.backends.base import as_limits
-from hipgroupgemm.benchmark.algorithms import config_of
-from hipgroupgemm.measure.workloads import CLASSES, DISTRIBUTIONS
+from hipgroupgemm.measure.distributions import DISTRIBUTIONS
+from hipgroupgemm.measure.workloads import CLASSES, config_of
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.processes import send
 from hipgroupgemm.store.identity import identity

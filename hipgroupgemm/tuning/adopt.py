@@ -42,7 +42,7 @@ def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **setti
             if store:
                 keep(report)
         finally:
-            _adopt(plan, report)
+            _apply_best(plan, report)
     except BaseException as error:
         with contextlib.suppress(AttributeError):  # an error with slots
             error.report = report  # type: ignore[attr-defined]
@@ -50,10 +50,10 @@ def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **setti
     return report
 
 
-def _adopt(plan: GroupedMatmulPlan, report: TuningReport) -> None:
+def _apply_best(plan: GroupedMatmulPlan, report: TuningReport) -> None:
     best = report.best
     if best is None:
-        told = [f"{row.algorithm.backend} {row.algorithm.name!r} {row.verdict}: {row.reason.splitlines()[0]}" for row in report.rows]
-        more = f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-        raise NoRightCandidate(f"no candidate is right on {plan.device}: {'; '.join(told[:_SHOWN])}{more}; see the error's report", report)
+        words = [f"{row.algorithm.backend} {row.algorithm.name!r} {row.verdict}: {row.reason.splitlines()[0]}" for row in report.rows]
+        more = f"; and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+        raise NoRightCandidate(f"no candidate is right on {plan.device}: {'; '.join(words[:_SHOWN])}{more}; see the error's report", report)
     plan._take(best.algorithm)

@@ -16,7 +16,7 @@ from hipgroupgemm.tuning.report import TuningReport, TuningRow, best_row
 
 __all__ = ["keep", "stored_result"]
 
-_WRONG = ("wrong", "nondeterministic", "crashed", "hung", "timed out")
+_WRONG = ("wrong", "nondeterministic", "crashed", "timed out")
 
 
 def stored_result(report: TuningReport) -> StoredResult | None:
@@ -73,13 +73,13 @@ def _versions(report: TuningReport) -> dict[str, dict[str, str]]:
 
 def _summary(report: TuningReport) -> dict[str, Any]:
     vectors = [vector for sample in report.size_samples for vector in (sample if sample and isinstance(sample[0], Sequence) else [sample])]
-    count = max(1, len(vectors))
+    sizes, count = [size for vector in vectors for size in vector], max(1, len(vectors))
     return {
         "digest": hashlib.sha256(json.dumps(report.size_samples).encode()).hexdigest()[:16],
         "samples": len(report.size_samples),
-        "groups": max((len(vector) for vector in vectors), default=0),
+        "groups": max(map(len, vectors), default=0),
         "ragged_extent": report.ragged_extent,
-        "rows": round(sum(sum(vector) for vector in vectors) / count, 1),
-        "largest": max((max(vector, default=0) for vector in vectors), default=0),
-        "empty": round(sum(sum(1 for size in vector if size == 0) for vector in vectors) / count, 1),
+        "rows": round(sum(sizes) / count, 1),
+        "largest": max(sizes, default=0),
+        "empty": round(sizes.count(0) / count, 1),
     }

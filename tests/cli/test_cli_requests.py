@@ -14,11 +14,13 @@ import pytest
 from click.testing import CliRunner
 
 import hipgroupgemm
-from hipgroupgemm.benchmark import command, labs
+from hipgroupgemm.benchmark import command
 from hipgroupgemm.cli import cli
 from hipgroupgemm.measure import environment
+from hipgroupgemm.measure.distributions import zipf_sizes
+from hipgroupgemm.measure.host_harness import HostHarness
 from hipgroupgemm.measure.roofline import Roofline
-from hipgroupgemm.measure.workloads import CLASSES, PRESETS, MoEShape, zipf_sizes
+from hipgroupgemm.measure.workloads import CLASSES, PRESETS, MoEShape
 
 SHAPE = ["--shape", "48,12,10,4"]
 
@@ -26,7 +28,7 @@ SHAPE = ["--shape", "48,12,10,4"]
 @pytest.fixture(autouse=True)
 def given_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take a second to measure."""
-    monkeypatch.setattr(command, "measure_ceilings", lambda *_: Roofline(1e11, 1e10, "a product", "a copy"))
+    monkeypatch.setattr(HostHarness, "_measure_roofline", lambda *_: Roofline(1e11, 1e10, "a product", "a copy"))
 
 
 def invoke(*arguments: str):
@@ -86,7 +88,8 @@ def test_element_types_have_short_names(name: str, dtype: str) -> None:
 
 def test_bench_hands_named_devices_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(labs, "gpu_refusal", lambda device="gpu": "")
+    monkeypatch.setattr(environment, "default_device", lambda: ("cuda", 1))
+    monkeypatch.setattr(environment, "find_devices", lambda: [("cuda", 0), ("cuda", 1), ("rocm", 0)])
     monkeypatch.setattr(command, "run", lambda request: seen.append(request.device) or 0)
     for device in ("auto", "cpu", "gpu", "cuda", "cuda:1", "rocm:0"):
         assert invoke("bench", *SHAPE, "--device", device).exit_code == 0
@@ -117,6 +120,17 @@ def test_json_has_the_group_sizes_that_were_run(tmp_path) -> None:
     path.write_text("20\n0\n8\n20\n")  # a group a line
     data = json.loads(bench(*SHAPE, "--scale", "2", "--distribution", str(path), "--json", "-").stdout)
     assert [one["group_sizes"] for one in data["problems"]] == [[10, 0, 4, 10]]
+
+
+def test_distributions_are_a_list_as_in_sweep() -> None:
+    rows = json.loads(bench(*SHAPE, "--class", "fwd_wi", "--distribution", "balanced,zipf", "--baseline", "none", "--json", "-").stdout)[
+        "rows"
+    ]
+    assert [row["distribution"] for row in rows] == ["balanced", "zipf"]
+    again = ["--distribution", "zipf", "--distribution", "balanced"]
+    data = json.loads(bench(*one, *again).stdout)
+    assert [row["distribution"] for row in data["rows"]] == ["zipf", "balanced"]
+    assert data["requested_distribution"] == "zipf,balanced"
 
 
 @pytest.mark.parametrize("name", ["a.npz", "folder", "whole.npy"])

@@ -11,15 +11,15 @@ import threading
 import pytest
 from click.testing import CliRunner
 
-from hipgroupgemm.benchmark import command, runner
 from hipgroupgemm.cli import cli
+from hipgroupgemm.measure.host_harness import HostHarness
 from hipgroupgemm.measure.roofline import Roofline
 
 
 @pytest.fixture(autouse=True)
 def given_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take a second to measure."""
-    monkeypatch.setattr(command, "measure_ceilings", lambda *_: Roofline(1e11, 1e10, "a product", "a copy"))
+    monkeypatch.setattr(HostHarness, "_measure_roofline", lambda *_: Roofline(1e11, 1e10, "a product", "a copy"))
 
 
 def bench(*arguments: str):
@@ -43,14 +43,14 @@ def test_what_is_no_file_is_written_into_and_links_are_followed(tmp_path) -> Non
 
 
 def test_operands_that_do_not_fit_are_rows_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = runner.make_operands
+    made = HostHarness.operands
 
-    def make(lab, job, *rest):
-        if job.kind.name == "fwd_wi":
+    def make(harness, config, **rest):
+        if config.k == 12:  # fwd_wi
             raise MemoryError("no room for 954 GiB")
-        return made(lab, job, *rest)
+        return made(harness, config, **rest)
 
-    monkeypatch.setattr(runner, "make_operands", make)
+    monkeypatch.setattr(HostHarness, "operands", make)
     result = bench("--class", "fwd_wi", "--class", "fwd_wo")
     assert result.exit_code == 0, result.output
     lines = [line for line in result.output.splitlines() if "reference" in line]

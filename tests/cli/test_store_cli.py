@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from store_reports import config_of, report, row
 
 import hipgroupgemm as hgg
-from hipgroupgemm.benchmark.algorithms import config_of as problem_of
 from hipgroupgemm.cli import cli
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape
+from hipgroupgemm.measure.workloads import config_of as problem_of
 from hipgroupgemm.operands.views import CPU
 from hipgroupgemm.store.identity import device_kind
 from hipgroupgemm.store.records import config_id

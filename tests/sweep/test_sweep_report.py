@@ -59,7 +59,7 @@ def record(
     identity = {**target, "name": device, "compute_units": 132, "versions": {"b": versions}}
     right = [one for one in rows if one["verdict"] == "ok"]
     best = msgspec.convert(min(right, key=lambda one: one["median_ms"]), Row) if right else None
-    report = {"rows": rows, "floor_ms": 0.5, "ceilings": {"flops": ceilings, "bandwidth": 1.0}} if status == "ok" else None
+    report = {"rows": rows, "floor_ms": 0.5, "roofline": {"flops": ceilings, "bandwidth": 1.0}} if status == "ok" else None
     whole = msgspec.convert({**what, "group_sizes": None, **job}, SweepJob)
     reason = "" if status == "ok" else f"why {status}"
     return Record(whole, "cuda:0", identity, status, reason, best, report, load, 4, finished="2026-01-01")
@@ -250,7 +250,7 @@ def test_what_has_not_ended_is_said(tmp_path) -> None:
     [
         ("busy", "others were at work on the machine: 1"),
         ("few", "fewer than 5 timed calls: 1"),
-        ("drift", "the device's measured ceilings differ by more than 10%: 1"),
+        ("drift", "the device's measured roofline differs by more than 10%: 1"),
     ],
 )
 def test_times_that_can_not_be_compared_make_no_mean_and_are_said_on_pictures(tmp_path, monkeypatch, which, doubt, text) -> None:

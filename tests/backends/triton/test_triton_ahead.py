@@ -90,18 +90,18 @@ def test_nowhere_to_keep_them(backend, started, monkeypatch):
 
 
 def test_tuning_asks_for_it(monkeypatch):
-    from tuning_double import TuningDouble
+    from fake_backend import FakeBackend
 
     import hipgroupgemm as hgg
     from hipgroupgemm.backends import register_backend, unregister_backend
 
     asked = []
-    double = TuningDouble(["good", "good:1"], name="ahead")
+    double = FakeBackend(["good", "good:1"], name="ahead")
     monkeypatch.setattr(type(double), "compile_ahead", lambda self, *arguments: asked.append((self.name, *arguments)), raising=False)
     register_backend(double, ("cpu",))
     try:
         config = hgg.config_for_ragged_dot(np.ones((6, 4), "f4"), np.ones((2, 4, 3), "f4"), [2, 4])
-        report = engine.tune(config, "cpu", backends="ahead", isolate=False, repetitions=2, time_limit=50, ceilings=False)
+        report = engine.tune(config, "cpu", backends="ahead", isolate=False, repetitions=2, time_limit=50, roofline=False)
     finally:
         unregister_backend("ahead")
     ((name, key, device, algorithms, seconds),) = asked

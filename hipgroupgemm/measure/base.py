@@ -1,0 +1,363 @@
+"""The harness: everything of measuring that touches an operand's memory. `harness.harness_for` gives the one of a device.
+
+A harness makes operands for a config, runs and times calls on them, and checks results against a product of its own that shares no code
+with any backend. No array library is needed.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+
+from hipgroupgemm.backends.base import Arguments
+from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.measure.check import CheckCounts, CheckResult, Products, Sample, check_result_of, draw_sample, host_integers, products_of
+from hipgroupgemm.measure.layouts import Layout, layouts_of, operand_std, poison_byte
+from hipgroupgemm.measure.roofline import Roofline
+from hipgroupgemm.operands.dtypes import dtype_of
+from hipgroupgemm.operands.views import ArrayView, Device, packed_strides
+
+__all__ = ["Harness", "Memory", "OperandSet", "Snapshot"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Memory(Protocol):
+    """Memory of a harness: `ptr` is its address, aligned to 16 bytes at least; a second `free` does nothing."""
+
+    ptr: int
+    nbytes: int
+
+    def free(self) -> None:
+        """Frees it."""
+
+
+@dataclasses.dataclass(eq=False)
+class OperandSet:
+    """Operands of one config in a harness's memory. They are the harness's: `Harness.release` or `Harness.close` frees them.
+
+    Attributes:
+        config: what they are laid out for. layouts: by name, see `layouts_of`.
+        pointers: addresses of first elements by name; 0 for what has no elements.
+        memory: the harness's own.
+    """
+
+    config: GroupedGemmConfig
+    layouts: dict[str, Layout]
+    pointers: dict[str, int]
+    memory: dict[str, Memory] = dataclasses.field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(layout.nbytes for layout in self.layouts.values())
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of all operands but out."""
+        return [name for name in self.layouts if name != "out"]
+
+
+@dataclasses.dataclass(eq=False)
+class Snapshot:
+    """A copy of an out. Held until `release`, or until its harness is closed."""
+
+    memory: Memory
+
+    def release(self) -> None:
+        """Frees the copy. A second call does nothing."""
+        self.memory.free()
+
+
+class Harness(abc.ABC):
+    """Operands, runs, times and checks on one device. A context manager; serves one thread at a time.
+
+    Attributes:
+        device: whose memory it is. stream: handle of the stream that everything is done on, and that calls under test are to use.
+        budget: floating-point operations of a check, where none are given.
+        cache_bytes: inputs of fewer bytes may stay in a cache between calls.
+        table: random numbers before they repeat: a prime, so that no row or matrix repeats at its own start.
+        note: what a person should know of times that were taken here, "" for nothing.
+    """
+
+    device: Device
+    stream: int = 0
+    budget: float
+    cache_bytes: int
+    table: int
+    note: str = ""
+
+    def __init__(self) -> None:
+        self._live: list[OperandSet | Snapshot] = []
+        self._rooflines: dict[str, Roofline | None] = {}
+
+    # ---- what a device has to have -----------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _allocate(self, nbytes: int) -> Memory:
+        """Memory, not initialised."""
+
+    @abc.abstractmethod
+    def _read(self, address: int, nbytes: int) -> Array:
+        """A copy of bytes on the host. Waits."""
+
+    @abc.abstractmethod
+    def _write(self, address: int, values: Array) -> None:
+        """Copies a packed host array there. Waits."""
+
+    @abc.abstractmethod
+    def set_bytes(self, address: int, value: int, nbytes: int) -> None:
+        """Fills a part of the harness's memory, in the stream's order."""
+
+    @abc.abstractmethod
+    def copy_bytes(self, target: int, source: int, nbytes: int) -> None:
+        """Copies within the harness's memory, in the stream's order."""
+
+    @abc.abstractmethod
+    def _scatter(self, layout: Layout, address: int, numbers: Array) -> None:
+        """Fills a layout's elements from a table, over and over."""
+
+    @abc.abstractmethod
+    def _digest(self, memory: Memory) -> int:
+        """A number that changes when any byte does."""
+
+    @abc.abstractmethod
+    def _differing(self, layout: Layout, address: int, other: int) -> int:
+        """How many elements at one address differ bitwise from those at another."""
+
+    @abc.abstractmethod
+    def _check(self, operands: OperandSet, products: Products, sample: Sample, tail: str, fill: int) -> CheckCounts:
+        """Compares the sample of out and looks at all of it and around it; it was full of the byte `fill`."""
+
+    @abc.abstractmethod
+    def _measure_roofline(self, dtype: np.dtype[Any]) -> Roofline | None:
+        """See `roofline`."""
+
+    @abc.abstractmethod
+    def time(self, call: Callable[[], object]) -> float:
+        """Runs `call` once and waits for it; milliseconds between two events around it, or of the host's clock on a CPU.
+
+        On a GPU call `flush` before, without waiting: its work hides the host's own time for launching.
+        """
+
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """Drives the operands out of the caches, so that every timed call starts as cold as the others. On a GPU returns at once."""
+
+    @abc.abstractmethod
+    def synchronize(self) -> None:
+        """Waits for the stream; raises what failed on it."""
+
+    @abc.abstractmethod
+    def free_bytes(self) -> int:
+        """Memory that can still be allocated, bytes."""
+
+    @abc.abstractmethod
+    def peak_bytes(self, call: Callable[[], object]) -> int:
+        """Runs `call` and waits for it; the most bytes that it held beyond what was allocated before."""
+
+    # ---- operands ----------------------------------------------------------------------------------------------------------
+
+    def operands(self, config: GroupedGemmConfig, *, seed: int, copies: int = 1) -> list[OperandSet]:
+        """Fresh operands for a config: its own ragged extent, strides, alignments and types, normal random numbers, out poisoned.
+
+        What the strides skip, and guards before and behind each operand, is NaN.
+
+        Args:
+            config: the problem. seed: of the numbers.
+            copies: sets wanted at the most, so that calls in turn find none of their inputs in a cache. Only one is made where the inputs
+                do not fit the caches anyway. All sets share one out.
+
+        Raises:
+            MemoryError: the device has not room for them.
+        """
+        layouts = layouts_of(config)
+        inputs = sum(layout.nbytes for name, layout in layouts.items() if name != "out")
+        count = max(copies, 1) if inputs < self.cache_bytes else 1
+        table = max(min(max(layout.size for layout in layouts.values()), self.table), 1) * 8
+        needed, free = inputs * count + layouts["out"].nbytes + table, self.free_bytes()
+        if needed > free:
+            raise MemoryError(f"the operands take {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on {self.device}")
+        rng = np.random.default_rng(seed)
+        made: list[Memory] = []
+        sets: list[OperandSet] = []
+        try:
+            for _ in range(count):
+                memory: dict[str, Memory] = {}
+                for name, layout in layouts.items():
+                    if name == "out" and sets:
+                        memory[name] = sets[0].memory[name]
+                        continue
+                    made.append(self._allocate(layout.nbytes))
+                    memory[name] = made[-1]
+                pointers = {name: memory[name].ptr + layout.offset if layout.size else 0 for name, layout in layouts.items()}
+                sets.append(OperandSet(config, layouts, pointers, memory))
+                self._draw(sets[-1], rng)
+            self.poison(sets[0])
+        except BaseException:
+            for piece in made:
+                piece.free()
+            raise
+        self._live += sets
+        return sets
+
+    def _draw(self, operands: OperandSet, rng: np.random.Generator) -> None:
+        """Fills inputs with random numbers, NaN around them."""
+        for name in operands.inputs:
+            layout, memory = operands.layouts[name], operands.memory[name]
+            self.set_bytes(memory.ptr, poison_byte(layout.dtype), memory.nbytes)
+            if layout.size:
+                wide = rng.standard_normal(min(layout.size, self.table), np.float64 if layout.dtype == np.float64 else np.float32)
+                wide *= wide.dtype.type(operand_std(operands.config, name))
+                self._scatter(layout, operands.pointers[name], wide.astype(layout.dtype, copy=False))
+
+    def renew(self, operands: OperandSet, *, seed: int) -> None:
+        """Draws all inputs anew where they lie, NaN around them; out stays as it is."""
+        self._draw(operands, np.random.default_rng(seed))
+
+    def release(self, operands: OperandSet) -> None:
+        """Frees a set's memory; a shared out goes with the last of its sets. A second call does nothing."""
+        self._live = [one for one in self._live if one is not operands]
+        shared = [one.memory.get("out") for one in self._live if isinstance(one, OperandSet)]
+        for name, memory in operands.memory.items():
+            if name != "out" or not any(memory is one for one in shared):
+                memory.free()
+        operands.memory.clear()
+
+    def sizes(self, values: Any) -> ArrayView:
+        """A copy of host integers (`(group_total,)`, or `(batch, group_total)`) in the device's memory, freed with its view."""
+        host = np.ascontiguousarray(host_integers(values))
+        memory = self._allocate(max(host.nbytes, 16))
+        self._write(memory.ptr, host)
+        return ArrayView(memory.ptr, host.shape, packed_strides(host.shape, host.itemsize), host.dtype, self.device, "", owner=memory)
+
+    def rewrite(self, view: ArrayView, values: Any) -> None:
+        """Puts other host integers, of the same shape and type, where a view of `sizes` lies."""
+        self._write(view.pointer, np.ascontiguousarray(host_integers(values)))
+
+    def contents(self, view: ArrayView) -> Array:
+        """A copy on the host of what lies in a view of `sizes`. Waits."""
+        held: Array = self._read(view.pointer, view.reach).view(view.dtype).reshape(view.shape)
+        return held
+
+    def arguments(
+        self,
+        operands: OperandSet,
+        sizes: ArrayView,
+        *,
+        alpha: float | None = None,
+        beta: float | None = None,
+        tail: str = "zero",
+        group_offset: int | ArrayView = 0,
+        ends: bool = False,
+    ) -> Arguments:
+        """What an executable is given to run on the operands; None takes the config's alpha or beta.
+
+        Raises:
+            ValueError: beta is 0 where the config's is not, or the other way round: c would be missing.
+        """
+        config = operands.config
+        config = config.with_scalars(config.alpha if alpha is None else float(alpha), config.beta if beta is None else float(beta))
+        return Arguments(config, dict(operands.pointers), sizes, ends, group_offset, tail, "none", self.stream)
+
+    def view(self, operands: OperandSet, name: str) -> ArrayView:
+        """An operand as the package's own view, (group, batch, row, column)."""
+        layout = operands.layouts[name]
+        return ArrayView(operands.pointers[name], layout.shape, layout.byte_strides, layout.dtype, self.device, "", owner=operands)
+
+    def digest(self, operands: OperandSet) -> dict[str, int]:
+        """By input a number that changes when any of its bytes, or of those around its elements, does. Waits."""
+        return {name: self._digest(operands.memory[name]) for name in operands.inputs}
+
+    def poison(self, operands: OperandSet, fill: int | None = None) -> None:
+        """Fills out, its gaps and guards included, with NaN, or with a byte."""
+        memory, dtype = operands.memory["out"], operands.layouts["out"].dtype
+        self.set_bytes(memory.ptr, poison_byte(dtype) if fill is None else fill, memory.nbytes)
+
+    def values(self, operands: OperandSet, name: str = "out") -> Array:
+        """A packed copy of an operand's elements on the host, (group, batch, row, column). Waits."""
+        layout = operands.layouts[name]
+        packed: Array = layout.elements(self._read(operands.pointers[name], layout.reach)).copy("C")
+        return packed
+
+    # ---- results -----------------------------------------------------------------------------------------------------------
+
+    def check(
+        self,
+        operands: OperandSet,
+        host_sizes: Any,
+        *,
+        alpha: float | None = None,
+        beta: float | None = None,
+        seed: int = 0,
+        budget: float | None = None,
+        tail: str = "zero",
+        group_offset: int = 0,
+        fill: int | None = None,
+        without: int | None = None,
+    ) -> CheckResult:
+        """Compares out, poisoned before the run, with a product accumulated in float64 straight from the operation's definition.
+
+        Where a full comparison takes more floating-point operations than `budget` (None: the harness's own), rows and columns are sampled,
+        the first and the last row of every group among them. Elements left unwritten, NaN, rows that no group covers, slabs of empty
+        groups and the bytes between out's elements are always looked at in full.
+
+        Args:
+            operands: what was run on. host_sizes: the group sizes of that run. alpha, beta, tail, group_offset: of that run.
+            seed: of the sample.
+            fill: the byte that `poison` filled out with, None for NaN.
+            without: a group, counted from `group_offset` on, of which nothing is compared; its elements must not be NaN, though.
+
+        Returns:
+            A CheckResult. Its error is infinite where NaN or infinities were computed that are not right.
+
+        Raises:
+            ValueError: sizes that are negative, sum past the ragged extent, or have another shape than the config says.
+        """
+        products = products_of(operands.config, host_sizes, alpha=alpha, beta=beta, group_offset=group_offset, without=without)
+        sample = draw_sample(products, seed, self.budget if budget is None else budget)
+        held = poison_byte(operands.layouts["out"].dtype) if fill is None else fill
+        return check_result_of(products, self._check(operands, products, sample, tail, held), sample.checked)
+
+    def snapshot(self, operands: OperandSet) -> Snapshot:
+        """A copy of out as it is when the stream comes to it."""
+        source = operands.memory["out"]
+        copy = Snapshot(self._allocate(source.nbytes))
+        self.copy_bytes(copy.memory.ptr, source.ptr, source.nbytes)
+        self._live = [*(one for one in self._live if not isinstance(one, Snapshot) or one.memory.ptr), copy]
+        return copy
+
+    def same(self, operands: OperandSet, snapshot: Snapshot) -> int:
+        """How many elements of out differ bitwise from a snapshot of the same operands' out."""
+        layout = operands.layouts["out"]
+        if not snapshot.memory.ptr:
+            raise ValueError("snapshot: was released; take another")
+        return self._differing(layout, operands.memory["out"].ptr + layout.offset, snapshot.memory.ptr + layout.offset)
+
+    def roofline(self, dtype: Any) -> Roofline | None:
+        """The device's measured roofline for an element type, measured once; None where there is nothing to measure it with."""
+        kind = dtype_of(dtype)
+        if kind.name not in self._rooflines:
+            self._rooflines[kind.name] = self._measure_roofline(kind)
+        return self._rooflines[kind.name]
+
+    def close(self) -> None:
+        """Frees everything. Closing twice is fine."""
+        live, self._live = self._live, []
+        for one in live:
+            for memory in one.memory.values() if isinstance(one, OperandSet) else (one.memory,):
+                memory.free()
+            if isinstance(one, OperandSet):
+                one.memory.clear()
+
+    def __enter__(self) -> Harness:
+        """The harness itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

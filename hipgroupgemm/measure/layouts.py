@@ -1,0 +1,143 @@
+"""Where the elements of a config's operands lie, and what lies between them: data only."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.operands.dtypes import DTYPES
+
+__all__ = ["GUARD", "Layout", "layouts_of", "operand_std", "poison_byte", "spans"]
+
+GUARD = 256
+"""Bytes before and behind every operand that belong to nobody: poisoned, and those of out looked at after each run."""
+
+_MOST_SPANS = 1 << 14
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where the elements of one operand lie.
+
+    Attributes:
+        shape: extents along (group, batch, row, column), 1 where the operand has no such axis. strides: elements, likewise.
+        dtype: element type. alignment: the power of two (1 to 16 bytes) that the address is to be a multiple of, and of no larger one
+            where that decides the operand's alignment.
+    """
+
+    shape: tuple[int, int, int, int]
+    strides: tuple[int, int, int, int]
+    dtype: np.dtype[Any]
+    alignment: int
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def byte_strides(self) -> tuple[int, int, int, int]:
+        """Strides in bytes."""
+        a, b, c, d = (stride * self.dtype.itemsize for stride in self.strides)
+        return (a, b, c, d)
+
+    @property
+    def reach(self) -> int:
+        """Bytes from the first to past the last element; 0 without elements."""
+        if 0 in self.shape:
+            return 0
+        return sum((extent - 1) * stride for extent, stride in zip(self.shape, self.byte_strides, strict=True)) + self.dtype.itemsize
+
+    @property
+    def offset(self) -> int:
+        """Bytes from the start of the buffer, which is aligned to 16, to the first element."""
+        inner = 2 if self.strides[2] < self.strides[3] else 3  # this one does not count
+        used = [self.byte_strides[axis] for axis in range(4) if axis != inner and self.shape[axis] > 1]
+        by_strides = math.gcd(16, *used)
+        return GUARD + (self.alignment if self.alignment < min(by_strides, 16) else 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole buffer: a guard, the elements and what lies between them, a guard."""
+        return self.offset + self.reach + GUARD
+
+    def elements(self, buffer: np.ndarray[Any, Any], offset: int = 0) -> np.ndarray[Any, Any]:
+        """The elements in a buffer of bytes, the first of them `offset` bytes into it, as (group, batch, row, column)."""
+        if not self.size:
+            return np.empty(self.shape, self.dtype)
+        found: np.ndarray[Any, Any] = np.ndarray(self.shape, self.dtype, buffer.data, offset, self.byte_strides)
+        return found
+
+
+def layouts_of(config: GroupedGemmConfig) -> dict[str, Layout]:
+    """The layouts of a config's operands by name: lhs, rhs, out, and c and bias where the config has them."""
+    mode, batch = config.ragged_mode, config.batch_count
+    rhs_groups = config.group_count if mode is RaggedDotMode.NON_CONTRACTING else 1
+    out_groups = config.group_count if mode is RaggedDotMode.CONTRACTING else 1
+    out_shape = (out_groups, batch, config.m, config.n)
+    found = {
+        "lhs": Layout((1, batch, config.m, config.k), (0, *config.lhs_strides), DTYPES[config.type_a], config.lhs_alignment),
+        "rhs": Layout((rhs_groups, batch, config.k, config.n), config.rhs_strides, DTYPES[config.type_b], config.rhs_alignment),
+        "out": Layout(out_shape, config.output_strides, DTYPES[config.type_d], config.output_alignment),
+    }
+    if config.beta:
+        found["c"] = Layout(out_shape, config.c_strides, DTYPES[config.type_c], config.c_alignment)
+    if config.epilogue.bias:
+        strides = (config.bias_group_stride, 0, 0, config.bias_inner_stride)
+        dtype = DTYPES[config.type_d]
+        found["bias"] = Layout((config.group_count, 1, 1, config.n), strides, dtype, min(dtype.itemsize, 16))
+    return found
+
+
+def poison_byte(dtype: np.dtype[Any]) -> int:
+    """The byte that makes an element NaN when all its bytes are this."""
+    return 0x80 if dtype.name.endswith("fnuz") else 0xFF
+
+
+def operand_std(config: GroupedGemmConfig, name: str) -> float:
+    """Standard deviation of an operand's random numbers: 1, but rhs's is less where results go into 8 bits, so that they fit."""
+    if name == "rhs" and DTYPES[config.type_d].itemsize == 1:
+        return max(1 / math.sqrt(max(config.k, 1)), 2.0**-6)
+    return 1.0
+
+
+def spans(layout: Layout, chosen: Mapping[int, tuple[int, int]]) -> list[tuple[int, int]]:
+    """The runs of bytes, (offset from the first element, length), that hold a part of an operand and no other element of it.
+
+    Args:
+        layout: of the operand. chosen: first and one-past-last index along some axes; the others are taken whole.
+
+    Returns:
+        The runs; none where the axes do not lie inside each other in memory, or where there would be too many.
+    """
+    axes = [
+        (stride, extent, *chosen.get(i, (0, extent)))
+        for i, (stride, extent) in enumerate(zip(layout.byte_strides, layout.shape, strict=True))
+    ]
+    if any(stop <= start for _, _, start, stop in axes):
+        return []
+    axes = sorted((axis for axis in axes if axis[1] > 1), reverse=True)
+    reaches = [layout.dtype.itemsize]  # of the axes from each one inwards, whole
+    for stride, extent, _, _ in reversed(axes):
+        if stride < reaches[0]:
+            return []
+        reaches.insert(0, stride * (extent - 1) + reaches[0])
+    whole = len(axes)
+    while whole and axes[whole - 1][2:] == (0, axes[whole - 1][1]):
+        whole -= 1
+    # axes[:whole] are walked, but the innermost of them, whose chosen part is one run
+    outer, offset, length = axes[: max(whole - 1, 0)], 0, reaches[whole]
+    if whole:
+        stride, _, start, stop = axes[whole - 1]
+        offset, length = start * stride, (stop - start - 1) * stride + reaches[whole]
+    offsets = np.array([offset], np.int64)
+    for stride, _, start, stop in reversed(outer):
+        if offsets.size * (stop - start) > _MOST_SPANS:
+            return []
+        offsets = (np.arange(start, stop, dtype=np.int64)[:, None] * stride + offsets[None, :]).reshape(-1)
+    return [(int(at), length) for at in offsets]
