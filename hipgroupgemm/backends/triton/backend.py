@@ -7,19 +7,12 @@ import hashlib
 from collections.abc import Sequence
 
 from hipgroupgemm.backends.base import AlgorithmLimits, Backend, Device, Executable, MatmulAlgorithm
+from hipgroupgemm.backends.triton import kernel_config
 from hipgroupgemm.backends.triton.ahead import compile_ahead
 from hipgroupgemm.backends.triton.compiler import KERNELS, KernelSpec, target_of, triton_version, unavailable_reason
 from hipgroupgemm.backends.triton.defaults import ordered
 from hipgroupgemm.backends.triton.executable import TritonExecutable
-from hipgroupgemm.backends.triton.kernel_config import (
-    FEATURES,
-    LAYOUTS,
-    TYPES,
-    DeviceProperties,
-    KernelConfig,
-    hopper_refusal,
-    kernel_configs,
-)
+from hipgroupgemm.backends.triton.kernel_config import DeviceProperties, KernelConfig, hopper_refusal, kernel_configs
 from hipgroupgemm.backends.triton.specs import add_partials_spec, spec_of
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.runtime import get_runtime
@@ -43,7 +36,7 @@ class TritonBackend(Backend):
     """Grouped GEMM in Triton kernels on CUDA and ROCm."""
 
     name = "triton"
-    types, features, layouts = TYPES, FEATURES, LAYOUTS
+    types, features, layouts = kernel_config.TYPES, kernel_config.FEATURES, kernel_config.LAYOUTS
 
     def __init__(self) -> None:
         self._properties: dict[Device, DeviceProperties] = {}

@@ -220,13 +220,8 @@ def _build(spec: KernelSpec) -> tuple[dict[str, Any], bytes]:
             warnings.simplefilter("ignore")  # of defaults that will change; what matters here is set
             result: Any = triton.compile(source, target=GPUTarget(*spec.target), options=options)
     except Exception as error:  # whatever Triton, LLVM or ptxas raise
-        raise CompileError(
-            "triton.compile",
-            1,
-            type(error).__name__,
-            f"{spec.module}.{spec.function} for {spec.target.name}, Triton {triton_version()}, {dict(spec.constants)} {dict(spec.options)}",
-            str(error),
-        ) from error
+        what = f"{spec.module}.{spec.function} for {spec.target.name}, Triton {triton_version()}, {spec.constants} {spec.options}"
+        raise CompileError("triton.compile", 1, type(error).__name__, what, str(error)) from error
     metadata = result.metadata
     if getattr(metadata, "global_scratch_size", 0) or getattr(metadata, "profile_scratch_size", 0):
         raise CompileError("triton.compile", 1, "scratch", f"{spec.function} wants scratch memory of Triton's", "")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 
 from hipgroupgemm.backends.triton.kernel_config import (
-    SIDE_BY_SIDE,
-    SWIZZLES,
     DeviceProperties,
     KernelConfig,
     can_run,
+    groups_of_rows,
     hopper_refusal,
     kernel_configs,
 )
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 
-__all__ = ["DEFAULTS", "ordered", "shape_class", "usual_swizzle"]
+__all__ = ["DEFAULTS", "ordered", "shape_class"]
 
 _FLAT, _HALVES, _DEEP = "tma_128x256x64_w8_s3_e1_b1_z16", "tma_128x256x64_w8_s3_e2x2_b1_z16", "tma_128x256x64_w8_s4_e2_b1_z16"
 _WHOLE, _WIDE = "tma_64x256x64_w4_s4_e1_b1_z32", "tma_64x256x64_w4_s2_e2_b2_z32"
@@ -77,30 +76,16 @@ def ordered(config: GroupedGemmConfig, device: DeviceProperties) -> list[tuple[i
     places = {name: place for place, name in enumerate(table[shape_class(config, device)])}
     hopper = hopper_refusal(config, device.target) is None
     found = [
-        (places.get(k.name, len(places)), k.swizzle != usual_swizzle(k, config), _estimate(k, config, device), index, k)
+        (places.get(k.name, len(places)), k.swizzle != k.usual_swizzle(config), _estimate(k, config, device), index, k)
         for index, k in enumerate(kernel_configs(config.ragged_mode, device.target))
         if (hopper or k.kernel != "tma") and can_run(k, config, device)
     ]
     return [(index, kernel) for *_, index, kernel in sorted(found, key=lambda entry: entry[:-1])]
 
 
-def usual_swizzle(kernel: KernelConfig, config: GroupedGemmConfig) -> int:
-    """The swizzle that is tried first: rows of a group that share its weights go side by side, as far as they stay in the L2 cache."""
-    if config.ragged_mode is RaggedDotMode.CONTRACTING:
-        return 8
-    if kernel.kernel == "tma":
-        return SIDE_BY_SIDE // kernel.tile_m
-    row_tiles = config.m / _groups(config) / kernel.tile_m
-    return max(swizzle for swizzle in SWIZZLES if swizzle == 1 or 2 * row_tiles >= swizzle)
-
-
-def _groups(config: GroupedGemmConfig) -> int:
-    return max(config.group_count, 1) if config.ragged_mode is not RaggedDotMode.BATCH else 1
-
-
 def shape_class(config: GroupedGemmConfig, device: DeviceProperties) -> str:
     """The entry of `DEFAULTS` for a config: by rows, or in CONTRACTING by length of k, per group on the average; and by tiles."""
-    c, groups = config, _groups(config)
+    c, groups = config, groups_of_rows(config)
     problems = groups * max(c.batch_count, 1)
     if c.ragged_mode is RaggedDotMode.CONTRACTING:
         tiles, length = problems * math.ceil(c.m / 128) * math.ceil(c.n / 128), c.k / groups
@@ -133,7 +118,7 @@ def _filling(tiles: int, device: DeviceProperties) -> float:
 
 def _estimate(kernel: KernelConfig, config: GroupedGemmConfig, device: DeviceProperties) -> float:
     """A cost to compare algorithms by, in tile steps of one multiprocessor; not a time."""
-    c, k, groups = config, kernel, _groups(config)
+    c, k, groups = config, kernel, groups_of_rows(config)
     rows, length, problems = c.m / groups, float(c.k), groups * max(c.batch_count, 1)
     if c.ragged_mode is RaggedDotMode.CONTRACTING:
         rows, length = c.m, c.k / groups

@@ -77,15 +77,9 @@ class TritonExecutable(Executable):
     """Scans the sizes in one launch and multiplies in the next, or does both in one, where the kernel can and may."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        device: Device,
-        key: GroupedGemmConfig,
-        kernel: KernelConfig,
-        properties: DeviceProperties,
-        stream: int,
-        why: str | None | None,
-    ) -> None:
+        self, runtime: Runtime, device: Device, key: GroupedGemmConfig, kernel: KernelConfig, properties: DeviceProperties, stream: int,
+        why: str | None,
+    ) -> None:  # fmt: skip
         self._runtime, self._device, self._stream = runtime, device.index, stream
         self._key, self._kernel, self._properties, self._why = key, kernel, properties, why
         self._contracting = key.ragged_mode is RaggedDotMode.CONTRACTING
@@ -268,15 +262,8 @@ class TritonExecutable(Executable):
         if view.device.kind == "cpu":  # as `execute` has copied them
             packed = packed_strides(view.shape, 8)
             a = dataclasses.replace(a, group_sizes=ArrayView(0, view.shape, packed, np.dtype(np.int64), view.device, view.framework))
-        self._scan_arguments.set_scan(
-            a.config,
-            a,
-            sizes,
-            starts=base + at["group_starts"],
-            ends=base + at["group_ends"],
-            covered_range=base + at["covered_range"],
-            fault=base + at["fault"],
-        )
+        results = {name.removeprefix("group_"): base + at[name] for name in ("group_starts", "group_ends", "covered_range", "fault")}
+        self._scan_arguments.set_scan(a.config, a, sizes, **results)
         tiles = base + at["tiles"] if self._tile_capacity else 0
         self._scan_arguments.set_tiles(self._kernel.tile_m, tiles, base + at["tile_count"], self._tile_capacity)
         self._scan_parameters[0] = self._scan_arguments.bytes

@@ -81,6 +81,15 @@ class KernelConfig:
         """Of the sm_90 kernels, four warps each."""
         return self.warps // 4
 
+    def usual_swizzle(self, config: GroupedGemmConfig) -> int:
+        """The swizzle that is tried first: rows of a group that share its weights go side by side, as far as they stay in the L2 cache."""
+        if config.ragged_mode is RaggedDotMode.CONTRACTING:
+            return 8
+        if self.kernel == "tma":
+            return SIDE_BY_SIDE // self.tile_m
+        row_tiles = config.m / groups_of_rows(config) / self.tile_m
+        return max(swizzle for swizzle in SWIZZLES if swizzle == 1 or 2 * row_tiles >= swizzle)
+
     def shared_bytes(self, operand_bytes: int, out_bytes: int) -> int:
         """Shared memory of the sm_90 kernels, without the tables of those that scan."""
         ring = self.stages * ((self.tile_m + self.tile_n) * self.tile_k * operand_bytes + 48)  # barriers and notes, too
@@ -95,6 +104,11 @@ class KernelConfig:
         return 4 * self.split * config.group_count * max(config.batch_count, 1) * config.m * config.n
 
 
+def groups_of_rows(config: GroupedGemmConfig) -> int:
+    """How many groups share the ragged rows, at least 1."""
+    return max(config.group_count, 1) if config.ragged_mode is not RaggedDotMode.BATCH else 1
+
+
 _H = functools.partial(KernelConfig, "tma")
 _P = functools.partial(KernelConfig, "ptr")
 
@@ -105,91 +119,36 @@ SWIZZLES = (1, 4, 16)
 
 _HOPPER = (
     # tile_m, tile_n, tile_k, warps, stages, subtiles, blocks
-    _H(64, 128, 64, 4, 6, 1, 1),
-    _H(64, 128, 64, 4, 4, 1, 2),
-    _H(64, 128, 64, 4, 3, 1, 2),
-    _H(64, 128, 128, 4, 2, 1, 2),
-    _H(64, 256, 64, 4, 4, 1, 1),
-    _H(64, 256, 64, 4, 2, 2, 2),
-    _H(64, 64, 64, 4, 6, 1, 2),
-    _H(128, 128, 64, 8, 6, 1, 1),
-    _H(128, 128, 64, 8, 5, 1, 1),
-    _H(128, 128, 64, 8, 6, 2, 1, buffers=2),
-    _H(128, 128, 128, 8, 3, 1, 1),
-    _H(128, 128, 64, 4, 3, 2, 2),
-    _H(128, 256, 64, 8, 4, 2, 1),
-    _H(128, 256, 64, 8, 3, 1, 1),
-    _H(128, 256, 64, 8, 3, 2, 1, buffers=2),
-    _H(192, 256, 64, 12, 3, 2, 1),
-    _H(192, 128, 64, 12, 4, 1, 1),
-    _H(192, 128, 64, 12, 5, 2, 1),
-    _H(192, 128, 64, 12, 4, 2, 1, buffers=2),
-)
+    _H(64, 128, 64, 4, 6, 1, 1), _H(64, 128, 64, 4, 4, 1, 2), _H(64, 128, 64, 4, 3, 1, 2), _H(64, 128, 128, 4, 2, 1, 2),
+    _H(64, 256, 64, 4, 4, 1, 1), _H(64, 256, 64, 4, 2, 2, 2), _H(64, 64, 64, 4, 6, 1, 2), _H(128, 128, 64, 8, 6, 1, 1),
+    _H(128, 128, 64, 8, 5, 1, 1), _H(128, 128, 64, 8, 6, 2, 1, buffers=2), _H(128, 128, 128, 8, 3, 1, 1), _H(128, 128, 64, 4, 3, 2, 2),
+    _H(128, 256, 64, 8, 4, 2, 1), _H(128, 256, 64, 8, 3, 1, 1), _H(128, 256, 64, 8, 3, 2, 1, buffers=2), _H(192, 256, 64, 12, 3, 2, 1),
+    _H(192, 128, 64, 12, 4, 1, 1), _H(192, 128, 64, 12, 5, 2, 1), _H(192, 128, 64, 12, 4, 2, 1, buffers=2),
+)  # fmt: skip
 _HOPPER_CONTRACTING = (
-    _H(128, 128, 32, 4, 4, 1, 2),
-    _H(128, 128, 32, 4, 5, 2, 2),
-    _H(64, 128, 32, 4, 4, 1, 3),
-    _H(64, 256, 32, 4, 3, 1, 2),
-    _H(128, 256, 32, 8, 5, 1, 1),
-    _H(128, 256, 32, 8, 5, 2, 1, buffers=2),
-    _H(128, 256, 32, 8, 7, 2, 1),
-    _H(128, 256, 16, 8, 6, 1, 1),
-    _H(128, 256, 64, 8, 3, 1, 1),
-    _H(128, 256, 64, 8, 4, 2, 1),
-    _H(256, 128, 32, 8, 5, 1, 1),
-    _H(128, 128, 32, 8, 4, 1, 1),
-    _H(128, 128, 32, 8, 6, 2, 1, buffers=2),
-    _H(128, 128, 32, 8, 3, 1, 2),
-    _H(128, 128, 32, 8, 3, 2, 2, buffers=2),
-    _H(128, 128, 64, 8, 5, 1, 1),
-    _H(128, 128, 64, 8, 5, 2, 1, buffers=2),
-    _H(192, 256, 64, 12, 3, 2, 1),
-    _H(192, 256, 32, 12, 4, 1, 1),
-    _H(192, 256, 32, 12, 4, 2, 1, buffers=2),
-    _H(192, 256, 32, 12, 6, 2, 1),
-    _H(192, 128, 32, 12, 6, 1, 1),
-    _H(192, 128, 32, 12, 6, 2, 1, buffers=2),
-    _H(192, 128, 64, 12, 4, 1, 1),
-    _H(128, 256, 32, 8, 5, 0, 1),
-    _H(128, 256, 32, 8, 5, 0, 1, buffers=2),
-    _H(128, 256, 64, 8, 3, 0, 1),
-    _H(128, 128, 32, 8, 6, 0, 1),
-    _H(128, 128, 64, 8, 5, 0, 1),
-    _H(192, 256, 32, 12, 4, 0, 1),
-    _H(192, 128, 32, 12, 6, 0, 1),
-    _H(64, 256, 32, 4, 3, 0, 2),
-    _H(64, 256, 32, 4, 3, 0, 2, buffers=2),
-)
+    _H(128, 128, 32, 4, 4, 1, 2), _H(128, 128, 32, 4, 5, 2, 2), _H(64, 128, 32, 4, 4, 1, 3), _H(64, 256, 32, 4, 3, 1, 2),
+    _H(128, 256, 32, 8, 5, 1, 1), _H(128, 256, 32, 8, 5, 2, 1, buffers=2), _H(128, 256, 32, 8, 7, 2, 1), _H(128, 256, 16, 8, 6, 1, 1),
+    _H(128, 256, 64, 8, 3, 1, 1), _H(128, 256, 64, 8, 4, 2, 1), _H(256, 128, 32, 8, 5, 1, 1), _H(128, 128, 32, 8, 4, 1, 1),
+    _H(128, 128, 32, 8, 6, 2, 1, buffers=2), _H(128, 128, 32, 8, 3, 1, 2), _H(128, 128, 32, 8, 3, 2, 2, buffers=2),
+    _H(128, 128, 64, 8, 5, 1, 1), _H(128, 128, 64, 8, 5, 2, 1, buffers=2), _H(192, 256, 64, 12, 3, 2, 1), _H(192, 256, 32, 12, 4, 1, 1),
+    _H(192, 256, 32, 12, 4, 2, 1, buffers=2), _H(192, 256, 32, 12, 6, 2, 1), _H(192, 128, 32, 12, 6, 1, 1),
+    _H(192, 128, 32, 12, 6, 2, 1, buffers=2), _H(192, 128, 64, 12, 4, 1, 1), _H(128, 256, 32, 8, 5, 0, 1),
+    _H(128, 256, 32, 8, 5, 0, 1, buffers=2), _H(128, 256, 64, 8, 3, 0, 1), _H(128, 128, 32, 8, 6, 0, 1), _H(128, 128, 64, 8, 5, 0, 1),
+    _H(192, 256, 32, 12, 4, 0, 1), _H(192, 128, 32, 12, 6, 0, 1), _H(64, 256, 32, 4, 3, 0, 2), _H(64, 256, 32, 4, 3, 0, 2, buffers=2),
+)  # fmt: skip
 _PORTABLE_CUDA = (
-    _P(16, 64, 64, 4, 3, blocks=4),
-    _P(16, 128, 64, 4, 4, blocks=2),
-    _P(32, 64, 32, 4, 3, blocks=4),
-    _P(32, 128, 64, 4, 3, blocks=2),
-    _P(64, 64, 32, 4, 3, blocks=4),
-    _P(64, 128, 32, 4, 4, blocks=2),
-    _P(64, 128, 64, 4, 3, blocks=2),
-    _P(128, 128, 32, 4, 4, blocks=2),
-    _P(128, 128, 64, 8, 3, blocks=1),
-    _P(128, 256, 64, 8, 3, blocks=1),
-    _P(16, 64, 64, 4, 3, blocks=4, swap=True),
-    _P(16, 128, 64, 4, 4, blocks=2, swap=True),
-    _P(32, 128, 64, 4, 3, blocks=2, swap=True),
-    _P(32, 128, 32, 4, 3, blocks=2),
+    _P(16, 64, 64, 4, 3, blocks=4), _P(16, 128, 64, 4, 4, blocks=2), _P(32, 64, 32, 4, 3, blocks=4), _P(32, 128, 64, 4, 3, blocks=2),
+    _P(64, 64, 32, 4, 3, blocks=4), _P(64, 128, 32, 4, 4, blocks=2), _P(64, 128, 64, 4, 3, blocks=2), _P(128, 128, 32, 4, 4, blocks=2),
+    _P(128, 128, 64, 8, 3, blocks=1), _P(128, 256, 64, 8, 3, blocks=1), _P(16, 64, 64, 4, 3, blocks=4, swap=True),
+    _P(16, 128, 64, 4, 4, blocks=2, swap=True), _P(32, 128, 64, 4, 3, blocks=2, swap=True), _P(32, 128, 32, 4, 3, blocks=2),
     _P(64, 64, 16, 4, 3, blocks=4),
-)
+)  # fmt: skip
 _PORTABLE_CUDA_CONTRACTING = (
-    _P(64, 64, 32, 4, 3, blocks=4),
-    _P(128, 128, 32, 4, 3, blocks=2),
-    _P(128, 128, 16, 4, 3, blocks=2),
-    _P(128, 128, 64, 8, 3, blocks=1),
-    _P(64, 128, 32, 4, 3, blocks=2),
-    _P(128, 256, 32, 8, 3, blocks=1),
-    _P(64, 64, 16, 4, 3, blocks=4),
-    _P(64, 64, 32, 4, 3, blocks=4, split=4),
-    _P(64, 64, 32, 4, 3, blocks=4, split=16),
-    _P(128, 128, 32, 4, 3, blocks=2, split=4),
+    _P(64, 64, 32, 4, 3, blocks=4), _P(128, 128, 32, 4, 3, blocks=2), _P(128, 128, 16, 4, 3, blocks=2), _P(128, 128, 64, 8, 3, blocks=1),
+    _P(64, 128, 32, 4, 3, blocks=2), _P(128, 256, 32, 8, 3, blocks=1), _P(64, 64, 16, 4, 3, blocks=4),
+    _P(64, 64, 32, 4, 3, blocks=4, split=4), _P(64, 64, 32, 4, 3, blocks=4, split=16), _P(128, 128, 32, 4, 3, blocks=2, split=4),
     _P(128, 128, 32, 4, 3, blocks=2, split=16),
-)
+)  # fmt: skip
 
 
 def _mfma(size: int, kpack: int = 1, waves: int = 0) -> tuple[tuple[str, Any], ...]:
@@ -197,39 +156,24 @@ def _mfma(size: int, kpack: int = 1, waves: int = 0) -> tuple[tuple[str, Any], .
 
 
 _PORTABLE_ROCM = (
-    _P(16, 64, 64, 2, 2, blocks=4, extra=_mfma(16)),
-    _P(16, 128, 128, 4, 2, blocks=2, extra=_mfma(16, 2)),
-    _P(16, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2), swap=True),
-    _P(32, 64, 64, 4, 2, blocks=4, extra=_mfma(16, 2)),
-    _P(32, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2)),
-    _P(32, 128, 64, 4, 2, blocks=2, extra=_mfma(32, 2)),
-    _P(64, 64, 64, 4, 2, blocks=3, extra=_mfma(16, 2)),
-    _P(64, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2)),
-    _P(64, 128, 64, 4, 2, blocks=2, extra=_mfma(32, 2)),
-    _P(64, 256, 64, 8, 2, blocks=1, extra=_mfma(16, 2)),
-    _P(128, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2)),
-    _P(128, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2, 2)),
-    _P(128, 128, 32, 4, 2, blocks=2, extra=_mfma(32, 2)),
-    _P(128, 256, 64, 8, 2, blocks=1, extra=_mfma(16, 2, 2)),
-    _P(256, 128, 64, 8, 2, blocks=1, extra=_mfma(16, 2, 2)),
-    _P(256, 256, 64, 8, 2, blocks=1, extra=_mfma(16, 1, 2)),
-    _P(32, 64, 16, 4, 2, blocks=4, extra=_mfma(16)),
-    _P(64, 64, 16, 4, 2, blocks=4, extra=_mfma(16)),
-)
+    _P(16, 64, 64, 2, 2, blocks=4, extra=_mfma(16)), _P(16, 128, 128, 4, 2, blocks=2, extra=_mfma(16, 2)),
+    _P(16, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2), swap=True), _P(32, 64, 64, 4, 2, blocks=4, extra=_mfma(16, 2)),
+    _P(32, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2)), _P(32, 128, 64, 4, 2, blocks=2, extra=_mfma(32, 2)),
+    _P(64, 64, 64, 4, 2, blocks=3, extra=_mfma(16, 2)), _P(64, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2)),
+    _P(64, 128, 64, 4, 2, blocks=2, extra=_mfma(32, 2)), _P(64, 256, 64, 8, 2, blocks=1, extra=_mfma(16, 2)),
+    _P(128, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2)), _P(128, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2, 2)),
+    _P(128, 128, 32, 4, 2, blocks=2, extra=_mfma(32, 2)), _P(128, 256, 64, 8, 2, blocks=1, extra=_mfma(16, 2, 2)),
+    _P(256, 128, 64, 8, 2, blocks=1, extra=_mfma(16, 2, 2)), _P(256, 256, 64, 8, 2, blocks=1, extra=_mfma(16, 1, 2)),
+    _P(32, 64, 16, 4, 2, blocks=4, extra=_mfma(16)), _P(64, 64, 16, 4, 2, blocks=4, extra=_mfma(16)),
+)  # fmt: skip
 _PORTABLE_ROCM_CONTRACTING = (
-    _P(64, 64, 32, 4, 2, blocks=4, extra=_mfma(16, 2)),
-    _P(64, 64, 64, 4, 2, blocks=3, extra=_mfma(16, 2)),
-    _P(64, 128, 32, 4, 2, blocks=2, extra=_mfma(16, 2)),
-    _P(128, 128, 32, 4, 2, blocks=2, extra=_mfma(16, 2)),
-    _P(128, 128, 32, 4, 2, blocks=2, extra=_mfma(32, 2)),
-    _P(128, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2)),
-    _P(128, 128, 64, 8, 2, blocks=1, extra=_mfma(16, 2, 2)),
-    _P(128, 256, 32, 8, 2, blocks=1, extra=_mfma(16, 2, 2)),
-    _P(256, 256, 32, 8, 2, blocks=1, extra=_mfma(16, 1, 2)),
-    _P(64, 64, 16, 4, 2, blocks=4, extra=_mfma(16)),
-    _P(64, 64, 32, 4, 2, blocks=4, extra=_mfma(16, 2), split=4),
-    _P(128, 128, 32, 4, 2, blocks=2, extra=_mfma(16, 2), split=8),
-)
+    _P(64, 64, 32, 4, 2, blocks=4, extra=_mfma(16, 2)), _P(64, 64, 64, 4, 2, blocks=3, extra=_mfma(16, 2)),
+    _P(64, 128, 32, 4, 2, blocks=2, extra=_mfma(16, 2)), _P(128, 128, 32, 4, 2, blocks=2, extra=_mfma(16, 2)),
+    _P(128, 128, 32, 4, 2, blocks=2, extra=_mfma(32, 2)), _P(128, 128, 64, 4, 2, blocks=2, extra=_mfma(16, 2)),
+    _P(128, 128, 64, 8, 2, blocks=1, extra=_mfma(16, 2, 2)), _P(128, 256, 32, 8, 2, blocks=1, extra=_mfma(16, 2, 2)),
+    _P(256, 256, 32, 8, 2, blocks=1, extra=_mfma(16, 1, 2)), _P(64, 64, 16, 4, 2, blocks=4, extra=_mfma(16)),
+    _P(64, 64, 32, 4, 2, blocks=4, extra=_mfma(16, 2), split=4), _P(128, 128, 32, 4, 2, blocks=2, extra=_mfma(16, 2), split=8),
+)  # fmt: skip
 
 
 @functools.lru_cache
@@ -266,7 +210,7 @@ def hopper_refusal(config: GroupedGemmConfig, target: Target) -> str | None:
             return f"{field}={getattr(c, field)}"
     missing = (c.features() - HOPPER_FEATURES) | (c.layouts() - HOPPER_LAYOUTS)
     if missing:
-        return f"{', '.join(sorted(missing))}"
+        return ", ".join(sorted(missing))
     if 0 in (c.m, c.n, c.k, c.batch_count, c.group_count):
         return "an extent is 0"
     operands = [

@@ -156,7 +156,7 @@ def test_the_first_is_the_table_s_and_has_the_usual_swizzle(rng):
             configs = kernel_config.kernel_configs(key.ragged_mode, device.target)
             assert all(configs[index] is kernel for index, kernel in found)
             (_, first), *_ = found
-            assert first.swizzle == defaults.usual_swizzle(first, key)
+            assert first.swizzle == first.usual_swizzle(key)
             if architecture == "sm_90" and kernel_config.hopper_refusal(key, device.target) is None:
                 mode = RaggedDotMode.CONTRACTING if key.ragged_mode is RaggedDotMode.CONTRACTING else RaggedDotMode.NON_CONTRACTING
                 table = defaults.DEFAULTS[mode][defaults.shape_class(key, device)]

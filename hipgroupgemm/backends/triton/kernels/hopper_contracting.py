@@ -39,11 +39,13 @@ def read_problem(problem, group_starts, group_ends, end_table, groups, scans, ac
 
 @gluon.jit
 def producer(
-    lhs, rhs, group_starts, group_ends, end_table, M, N, groups, batches, scans, swizzle, active, a_ring, b_ring, notes, full, empty,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, GROUPS: gl.constexpr,
+    tensors, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, GROUPS: gl.constexpr,
     PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
-    """The warp that copies."""
+    """The warp that copies; `tensors` are those of `copy` in the kernel below."""
+    (
+        lhs, rhs, group_starts, group_ends, end_table, M, N, groups, batches, scans, swizzle, active, a_ring, b_ring, notes, full, empty,
+    ) = tensors  # fmt: skip
     wait_for_scan(PROGRAMMATIC)
     CM: gl.constexpr = BM // CONSUMERS
     row_tiles = gl.cdiv(M, BM)
@@ -94,11 +96,11 @@ def store_directly(
 
 @gluon.jit
 def consumer(
-    out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
-    WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    tensors, WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     MMA_N: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
-    """Consumer number WHICH."""
+    """Consumer number WHICH; `tensors` are those of `multiply` in the kernel below."""
+    out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty = tensors
     CM: gl.constexpr = BM // CONSUMERS
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MMA_N, 16])
     tiles = groups * batches * gl.cdiv(M, BM) * gl.cdiv(N, BN)
@@ -168,52 +170,28 @@ def contracting(
             sizes, sizes_step, sizes_are_wide, sizes_are_ends, groups, K, fault,
             reinterpret(end_table, gl.int32, [GROUPS], NUMBERS), reinterpret(tile_table, gl.int32, [GROUPS], NUMBERS), GROUPS, BM,
         )  # fmt: skip
-    # the tuples stand in place: constexpr values would not survive an assignment
+    multiply = (
+        out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+    )  # fmt: skip
+    copy = (
+        lhs, rhs, group_starts, group_ends, end_table, M, N, groups, batches, scans, swizzle, active, a_ring, b_ring, notes, full, empty,
+    )  # fmt: skip
+    # constexpr values stand in place: they would not survive an assignment
     if CONSUMERS == 1:
         gl.warp_specialize([
-            (consumer, (
-                out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
-            )),
-            (producer, (
-                lhs, rhs, group_starts, group_ends, end_table, M, N, groups, batches, scans, swizzle, active,
-                a_ring, b_ring, notes, full, empty,
-                BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC,
-            )),
+            (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS)),
+            (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC)),
         ], [1], [SPARE])  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (
-                out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
-            )),
-            (consumer, (
-                out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
-                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
-            )),
-            (producer, (
-                lhs, rhs, group_starts, group_ends, end_table, M, N, groups, batches, scans, swizzle, active,
-                a_ring, b_ring, notes, full, empty,
-                BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC,
-            )),
+            (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS)),
+            (consumer, (multiply, 1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS)),
+            (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC)),
         ], [4, 1], [REGISTERS, SPARE])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (
-                out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
-            )),
-            (consumer, (
-                out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
-                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
-            )),
-            (consumer, (
-                out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
-                2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS,
-            )),
-            (producer, (
-                lhs, rhs, group_starts, group_ends, end_table, M, N, groups, batches, scans, swizzle, active,
-                a_ring, b_ring, notes, full, empty,
-                BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC,
-            )),
+            (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS)),
+            (consumer, (multiply, 1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS)),
+            (consumer, (multiply, 2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS)),
+            (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, SPARE])  # fmt: skip

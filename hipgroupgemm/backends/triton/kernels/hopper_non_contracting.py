@@ -62,17 +62,19 @@ def read_tile(
 
 @gluon.jit
 def producer(
-    lhs, rhs, tiles, tile_count, group_starts, group_ends, found, end_table, tile_table, M, N, K, groups, outer, swizzle,
-    a_ring, b_ring, notes, full, empty,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    tensors, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     RHS_K_INNER: gl.constexpr, GROUPS: gl.constexpr, LOG: gl.constexpr, TABLE: gl.constexpr, PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
-    """The warp that copies.
+    """The warp that copies; `tensors` are those of `copy` in the kernel below.
 
     Tiles of a group stand together: up to `swizzle` row tiles go through all columns side by side, so that weights are read
     once for so many rows. What a larger group has is shared out evenly, and so are its rows among its tiles: blocks whose tiles were
     shorter would run ahead, and what they read would have left the cache when the others want it.
     """
+    (
+        lhs, rhs, tiles, tile_count, group_starts, group_ends, found, end_table, tile_table, M, N, K, groups, outer, swizzle,
+        a_ring, b_ring, notes, full, empty,
+    ) = tensors  # fmt: skip
     wait_for_scan(PROGRAMMATIC)
     CM: gl.constexpr = BM // CONSUMERS
     column_tiles = gl.cdiv(N, BN)
@@ -112,13 +114,15 @@ def producer(
 
 @gluon.jit
 def consumer(
-    out, tile_count, covered_range, found, covered, M, N, K, batches, scans, zero_uncovered, alpha,
-    a_ring, b_ring, buffers, notes, full, empty,
-    WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    tensors, WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     MMA_N: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, RHS_K_INNER: gl.constexpr, GROUPS: gl.constexpr,
     TABLE: gl.constexpr, PROGRAMMATIC: gl.constexpr,
 ):  # fmt: skip
-    """Consumer number WHICH."""
+    """Consumer number WHICH; `tensors` are those of `multiply` in the kernel below."""
+    (
+        out, tile_count, covered_range, found, covered, M, N, K, batches, scans, zero_uncovered, alpha,
+        a_ring, b_ring, buffers, notes, full, empty,
+    ) = tensors  # fmt: skip
     wait_for_scan(PROGRAMMATIC)
     CM: gl.constexpr = BM // CONSUMERS
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MMA_N, 16])
@@ -215,58 +219,30 @@ def non_contracting(
             sizes, sizes_step, sizes_are_wide, sizes_are_ends, groups, M, fault,
             reinterpret(end_table, gl.int32, [GROUPS], NUMBERS), reinterpret(tile_table, gl.int32, [GROUPS], NUMBERS), GROUPS, BM,
         )  # fmt: skip
-    # the tuples stand in place: constexpr values would not survive an assignment
+    multiply = (
+        out, tile_count, covered_range, found, covered, M, N, K, batches, scans, zero_uncovered, alpha,
+        a_ring, b_ring, buffers, notes, full, empty,
+    )  # fmt: skip
+    copy = (
+        lhs, rhs, tiles, tile_count, group_starts, group_ends, found, end_table, tile_table, M, N, K, groups,
+        batches // scans, swizzle, a_ring, b_ring, notes, full, empty,
+    )  # fmt: skip
+    # constexpr values stand in place: they would not survive an assignment
     if CONSUMERS == 1:
         gl.warp_specialize([
-            (consumer, (
-                out, tile_count, covered_range, found, covered, M, N, K, batches, scans, zero_uncovered, alpha,
-                a_ring, b_ring, buffers, notes, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC,
-            )),
-            (producer, (
-                lhs, rhs, tiles, tile_count, group_starts, group_ends, found, end_table, tile_table, M, N, K, groups,
-                batches // scans, swizzle, a_ring, b_ring, notes, full, empty,
-                BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC,
-            )),
+            (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC)),
+            (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC)),
         ], [1], [SPARE])  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (
-                out, tile_count, covered_range, found, covered, M, N, K, batches, scans, zero_uncovered, alpha,
-                a_ring, b_ring, buffers, notes, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC,
-            )),
-            (consumer, (
-                out, tile_count, covered_range, found, covered, M, N, K, batches, scans, zero_uncovered, alpha,
-                a_ring, b_ring, buffers, notes, full, empty,
-                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC,
-            )),
-            (producer, (
-                lhs, rhs, tiles, tile_count, group_starts, group_ends, found, end_table, tile_table, M, N, K, groups,
-                batches // scans, swizzle, a_ring, b_ring, notes, full, empty,
-                BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC,
-            )),
+            (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC)),
+            (consumer, (multiply, 1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC)),
+            (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC)),
         ], [4, 1], [REGISTERS, SPARE])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (
-                out, tile_count, covered_range, found, covered, M, N, K, batches, scans, zero_uncovered, alpha,
-                a_ring, b_ring, buffers, notes, full, empty,
-                0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC,
-            )),
-            (consumer, (
-                out, tile_count, covered_range, found, covered, M, N, K, batches, scans, zero_uncovered, alpha,
-                a_ring, b_ring, buffers, notes, full, empty,
-                1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC,
-            )),
-            (consumer, (
-                out, tile_count, covered_range, found, covered, M, N, K, batches, scans, zero_uncovered, alpha,
-                a_ring, b_ring, buffers, notes, full, empty,
-                2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC,
-            )),
-            (producer, (
-                lhs, rhs, tiles, tile_count, group_starts, group_ends, found, end_table, tile_table, M, N, K, groups,
-                batches // scans, swizzle, a_ring, b_ring, notes, full, empty,
-                BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC,
-            )),
+            (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC)),
+            (consumer, (multiply, 1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC)),
+            (consumer, (multiply, 2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC)),
+            (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, SPARE])  # fmt: skip
