@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.operands.views import numpy_view
 from hipgroupgemm.measure.base import Array, Harness, OperandSet
 from hipgroupgemm.measure.check import CheckCounts, Products, Sample
 from hipgroupgemm.measure.environment import blas_threads, busy_note, load_average
@@ -22,7 +21,7 @@ from hipgroupgemm.measure.host_check import check_arrays, differing, digest_of, 
 from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.operands.dtypes import compute_type_of
-from hipgroupgemm.operands.views import CPU
+from hipgroupgemm.operands.views import CPU, numpy_view
 from hipgroupgemm.runtime.process import available_cores
 
 __all__ = ["HostHarness"]

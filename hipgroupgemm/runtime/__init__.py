@@ -113,29 +113,28 @@ def _search_pointer(ptr: int) -> tuple[str, int]:
     """The slow half of :func:`device_of_pointer`: ask runtimes that are not in use yet."""
     if ptr == 0:
         raise ValueError("ptr: got 0; want a device pointer (an array of size zero has none: take its device by name)")
-    refusals: list[RuntimeError] = []
+    missing: list[RuntimeUnavailable] = []
+    forked: ForkedProcessError | None = None
     others = [kind for kind in KINDS if kind not in _runtimes]
     for kind in sorted(others, key=lambda kind: not mapped_libraries(_DRIVER_LIBRARIES[kind])):
         try:
             device = get_runtime(kind).pointer_device(ptr)
-        except RuntimeError as error:
-            refusals.append(error)
-            continue
-        if device is not None:
-            return kind, device
-    for refusal in refusals:
-        if isinstance(refusal, ForkedProcessError):
-            raise refusal
+        except RuntimeUnavailable as error:
+            missing.append(error)
+        except ForkedProcessError as error:
+            forked = error
+        else:
+            if device is not None:
+                return kind, device
+    if forked is not None:
+        raise forked
     if not _runtimes:
-        parts = [refusal for refusal in refusals if isinstance(refusal, RuntimeUnavailable)]
-        looked_for = "; ".join(f"{part.kind}: {part.looked_for}" for part in parts)
-        raise RuntimeUnavailable("cuda or rocm", looked_for, " ".join(part.install for part in parts))
+        looked_for = "; ".join(f"{part.kind}: {part.looked_for}" for part in missing)
+        raise RuntimeUnavailable("cuda or rocm", looked_for, " ".join(part.install for part in missing))
     for runtime in _runtimes.values():
         runtime.check_library()
-    raise ValueError(
-        f"ptr: got {ptr:#x}, which no device of {' or '.join(_runtimes)} has allocated; want a pointer to device memory (is the array on"
-        " the host, or already freed?)"
-    )
+    where = f"which no device of {' or '.join(_runtimes)} has allocated"
+    raise ValueError(f"ptr: got {ptr:#x}, {where}; want a pointer to device memory (is the array on the host, or already freed?)")
 
 
 def _after_fork_in_child() -> None:

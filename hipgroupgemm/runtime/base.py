@@ -16,10 +16,9 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from hipgroupgemm.runtime.cache import cache_key, default_cache
-from hipgroupgemm.runtime.driver import NOTES, Driver
 from hipgroupgemm.runtime.errors import DeviceError, DeviceMemoryError, ForkedProcessError
 from hipgroupgemm.runtime.forks import new_rlock
 from hipgroupgemm.runtime.keep_alive import KeptObjects
@@ -30,6 +29,21 @@ __all__ = ["Runtime"]
 
 _Extents = tuple[int, int, int]
 
+_OUT_OF_MEMORY = 2
+# both vendors number these alike
+_NOTES = {
+    98: "the code object holds no such kernel for this device",
+    201: "no context is current in this thread: wrap the call in runtime.use_device(i)",
+    209: "the code object holds no code for this device: compile for its architecture",
+    400: "a handle (stream, event, function) is not valid, was destroyed, or belongs to another device",
+    700: "a kernel accessed memory out of bounds; the device is lost to this process, restart it",
+    716: "a kernel used a misaligned address; the device is lost to this process, restart it",
+    719: "a kernel failed; the device is lost to this process, restart it",
+    900: "not allowed while a stream is being captured: do it before the capture",
+    901: "an earlier call invalidated the capture: end it, and prepare everything before the next one",
+    906: "the default stream can't be used while another stream of the device is being captured: pass the stream that is captured, or end"
+    " the capture first",
+}
 _NOT_READY = 600
 _INVALIDATED = 901
 _PORTABLE = 1  # pinned memory for every device
@@ -39,23 +53,83 @@ _THREAD_LOCAL, _RELAXED = 1, 2  # modes of a capture
 _ACTIVE = 1  # a capture that is under way and not spoilt
 
 
-class Runtime(Driver, abc.ABC):
+class Runtime(abc.ABC):
     """One vendor's runtime in this process. Get it from :func:`hipgroupgemm.runtime.get_runtime`.
 
     All methods may be called from any thread. In a process forked from one that used this object every method raises ForkedProcessError.
     """
 
+    kind: str  # "cuda" or "rocm"
+    version: int  # the driver's or HIP runtime's, as the vendor encodes it
+    library: str  # path of the driver library, where it is known
+
+    _prefix: ClassVar[str] = ""
+    _renamed: ClassVar[Mapping[str, str]] = {}  # the vendor's names of calls that are not the prefix and our name
+    _bindings: Any
+    _statuses: Any  # the vendor's enumeration
     _capture_modes: Any
+    _copy_kind: tuple[Any, ...] = ()
     _count: int
     _compile: Callable[..., bytes]
     _launch_class: Callable[..., PreparedLaunch]
 
     def __init__(self) -> None:
-        super().__init__()
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._forked = False
         self._infos: dict[int, DeviceInfo] = {}
         self._modules: dict[tuple[int, str], Module] = {}
         self._lock = new_rlock()
         self._kept = KeptObjects(self)
+
+    # ---- calls and errors
+
+    def _call(self, call: str, *arguments: Any) -> Any:
+        """Make a call; what the bindings return, the status first."""
+        if self._forked:
+            raise ForkedProcessError(self.kind)
+        function = self._functions.get(call)
+        if function is None:
+            function = self._functions[call] = getattr(self._bindings, self._name(call))
+        return function(*arguments)
+
+    def _check(self, call: str, *arguments: Any) -> Any:
+        """Make a call; the value, or the tuple of values, or None."""
+        result = self._call(call, *arguments)
+        if result[0]:
+            raise self._fail(self._name(call), int(result[0]))
+        if len(result) == 2:
+            return result[1]
+        return result[1:] if len(result) > 2 else None
+
+    def _name(self, call: str) -> str:
+        return self._renamed.get(call) or self._prefix + call
+
+    def _status_name(self, status: int) -> str:
+        try:
+            return str(self._statuses(status).name)
+        except ValueError:
+            return "unknown"
+
+    def _fail(self, call: str, status: int, note: str = "") -> DeviceError:
+        self._forget_error()
+        kind = DeviceMemoryError if status == _OUT_OF_MEMORY else DeviceError
+        return kind(call, status, self._status_name(status), note or _NOTES.get(status, ""))
+
+    def _forget_error(self) -> None:  # noqa: B027 - CUDA's driver keeps none
+        """Take back the error that the vendor keeps for whoever asks next."""
+
+    def _stream(self, stream: int) -> Any:
+        """What the bindings take for a stream without converting it."""
+        return stream
+
+    def check_process(self) -> None:
+        """Raise ForkedProcessError in a process forked after this runtime was made."""
+        if self._forked:
+            raise ForkedProcessError(self.kind)
+
+    def disable_after_fork(self) -> None:
+        """Called in a forked child: from now on every call raises ForkedProcessError."""
+        self._forked = True
 
     # ---- devices
 
@@ -68,20 +142,12 @@ class Runtime(Driver, abc.ABC):
         """Ask the driver for everything in DeviceInfo."""
 
     def device_info(self, device: int) -> DeviceInfo:
-        """What device ``device`` is (read once).
-
-        Raises:
-            ValueError: there is no such device.
-        """
+        """What device ``device`` is (read once); ValueError where there is none."""
         info = self._infos.get(device)
         if info is None:
             self.check_device(device)
             info = self._infos[device] = self._read_info(device)
         return info
-
-    def device_name(self, device: int) -> str:
-        """The vendor's name of a device."""
-        return self.device_info(device).name
 
     def check_device(self, device: int) -> None:
         """ValueError unless ``device`` is the index of a device."""
@@ -130,17 +196,11 @@ class Runtime(Driver, abc.ABC):
         is then the device that was current when it was allocated.
         """
 
-    def check_library(self) -> None:
+    def check_library(self) -> None:  # noqa: B027 - CUDA's driver is one
         """RuntimeUnavailable where a package loaded after ours has brought a second runtime into this process."""
 
     def malloc_plain(self, nbytes: int, device: int) -> int:
-        """Device memory, which belongs to no stream; 0 for 0 bytes. Allowed while a stream is captured; it is not recorded.
-
-        Aligned to at least 256 bytes; contents undefined.
-
-        Raises:
-            DeviceMemoryError: out of memory.
-        """
+        """Device memory, aligned to 256 bytes, contents undefined; 0 for 0 bytes. Allowed during a capture, and not recorded."""
         if nbytes == 0:
             return 0
         if nbytes < 0:
@@ -174,12 +234,10 @@ class Runtime(Driver, abc.ABC):
             with self.use_device(device), self.relaxed_capture():
                 self._check(call, handle)
 
-    @abc.abstractmethod
     def memcpy_async(self, dst: int, src: int, nbytes: int, stream: int = 0) -> None:
-        """Copy bytes between any two of host and devices, in stream order.
-
-        Host memory that isn't pinned is read before the call returns, and is written before it returns.
-        """
+        """Copy bytes between any two of host and devices, in stream order; the call waits for host memory that isn't pinned."""
+        if nbytes:
+            self._check("MemcpyAsync", dst, src, nbytes, *self._copy_kind, self._stream(stream))
 
     def memset_async(self, dst: int, value: int, nbytes: int, stream: int = 0) -> None:
         """Fill device memory with one byte value, in stream order."""
@@ -206,11 +264,7 @@ class Runtime(Driver, abc.ABC):
         return stream
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether the stream records a graph just now.
-
-        Raises:
-            DeviceError: ``stream`` is the default stream and another stream is being captured in a mode that forbids work on it.
-        """
+        """Whether the stream records a graph just now; DeviceError for the default stream where another's capture forbids work on it."""
         return int(self._check("StreamIsCapturing", self._stream(stream))) != 0
 
     def capture_id(self, stream: int) -> int:
@@ -326,19 +380,14 @@ class Runtime(Driver, abc.ABC):
         """Identifies NVRTC or hipRTC for the compile cache."""
 
     def compile(self, source: str, name: str, options: Sequence[str], target: str, headers: Mapping[str, str] | None = None) -> bytes:
-        """Compile device source at run time, without looking at a cache.
+        """Compile CUDA C++ or HIP source at run time, without looking at a cache.
 
-        Args:
-            source: CUDA C++ or HIP source text.
-            name: what the compiler calls the source in its messages.
-            options: compiler options, the target excluded.
-            target: "sm_90", "gfx942", also with features: :attr:`DeviceInfo.target`.
-            headers: text of each header that the source may include, by the name in its ``#include``.
+        ``name`` is what the compiler calls the source in its messages, ``target`` is :attr:`DeviceInfo.target`, and ``headers`` is the text
+        of each header that the source may include, by the name in its ``#include``.
 
         Raises:
             CompileError: with the compiler's log.
             RuntimeUnavailable: the compiler is not installed.
-            ValueError: no target of this compiler.
         """
         return self._compile(source, name, options, target, headers)
 
@@ -355,15 +404,11 @@ class Runtime(Driver, abc.ABC):
             except DeviceError as error:
                 raise self._fail(error.call, error.status, f"the module has no kernel {name!r}") from None
 
-    def _set_shared_limit(self, function: Function, nbytes: int) -> None:
+    def _set_shared_limit(self, function: Function, nbytes: int) -> None:  # noqa: B027 - a HIP kernel may use all of the LDS
         """Let a kernel use ``nbytes`` of dynamic shared memory."""
 
     def load_module(self, code: bytes, device: int) -> Module:
-        """Load a code object (cubin, PTX, hsaco) on one device, for as long as the process lives.
-
-        Raises:
-            DeviceError: the code is for another architecture, or broken.
-        """
+        """Load a code object (cubin, PTX, hsaco) on one device, for as long as the process lives; DeviceError where it does not fit."""
         self.check_device(device)
         return Module(self, self._load(code, device), device)
 
@@ -416,20 +461,11 @@ class Runtime(Driver, abc.ABC):
         *,
         programmatic: bool = False,
     ) -> PreparedLaunch:
-        """A launch to be run many times with the same arguments.
+        """A launch to be run many times; the values in ``params`` are read at each run, where the kernel's device must be current.
 
-        Args:
-            function: the kernel; its device must be current at each run.
-            grid: blocks in x, y, z, each 1 or more.
-            block: threads in x, y, z.
-            shared_bytes: dynamic shared memory, bytes.
-            stream: handle.
-            params: the parameter block, kept by reference: its values are read at each run.
-            programmatic: let the launch start before the one before it has ended, where the kernel itself waits for it (CUDA's
-                programmatic dependent launch).
-
-        Raises:
-            NotImplementedError: a programmatic launch on a device without them.
+        ``grid`` is blocks and ``block`` threads in x, y, z; ``shared_bytes`` is dynamic shared memory. ``programmatic`` lets the launch
+        start before the one before it has ended, where the kernel itself waits for it (CUDA's programmatic dependent launch); a device
+        without such launches raises NotImplementedError.
         """
         if programmatic:
             self._require_programmatic(self.device_info(function.module.device))
@@ -448,7 +484,7 @@ class Runtime(Driver, abc.ABC):
         if status == 1:
             info = self.device_info(function.module.device)
             where += f"; want 1 or more blocks, 1 to {info.max_threads_per_block} threads per block" + self._launch_rule(function, info)
-        raise self._fail(call, status, where + (f": {NOTES[status]}" if status in NOTES else ""))
+        raise self._fail(call, status, where + (f": {_NOTES[status]}" if status in _NOTES else ""))
 
     def _launch_rule(self, function: Function, info: DeviceInfo) -> str:
         """What else a launch has to keep to, in words."""

@@ -28,12 +28,7 @@ def cache_key(
 ) -> str:
     """The name of an entry: 64 hexadecimal digits, others for each version of this package.
 
-    Args:
-        source: what is compiled.
-        options: compiler options, in order.
-        architecture: target, features included.
-        compiler: name and version of the compiler.
-        headers: text of the headers by name.
+    Of the source, the compiler's options in order, the target with its features, the compiler's name and version, and headers by name.
     """
     parts = [__version__, compiler, architecture, str(len(options)), *options]
     for name, text in sorted((headers or {}).items()):
@@ -56,11 +51,7 @@ def _log_warning(text: str, *arguments: object) -> None:
 
 
 class CompileCache:
-    """A directory of compiled code.
-
-    Args:
-        directory: created when the first entry is stored; None keeps nothing.
-    """
+    """A directory of compiled code, created when the first entry is stored; None keeps nothing."""
 
     def __init__(self, directory: Path | str | None) -> None:
         self.directory = Path(directory) if directory is not None else None

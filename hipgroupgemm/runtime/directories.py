@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import sys
 from pathlib import Path
 
 __all__ = ["CACHE_VARIABLE", "cache_directory", "private_directory", "read_trusted", "require_trusted", "temporary_directory"]
@@ -24,13 +23,6 @@ def cache_directory() -> Path | None:
             return Path(named).expanduser()
         except RuntimeError:
             return None  # "~" of somebody who has no home directory
-    if not sys.platform.startswith("linux"):  # on Linux the rule is short, and the import is not free
-        try:
-            from platformdirs import user_cache_path
-        except ImportError:
-            pass
-        else:
-            return user_cache_path("hipgroupgemm")
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
     try:
         return (Path(base) if base else Path.home() / ".cache") / "hipgroupgemm"
@@ -41,8 +33,7 @@ def cache_directory() -> Path | None:
 def require_trusted(path: Path, found: os.stat_result | None = None) -> None:
     """Raises PermissionError where another user owns a file or directory or may write it; FileNotFoundError where there is none.
 
-    Args:
-        path: of the file or directory. found: its status, where the caller has it.
+    ``found`` is its status, where the caller has that.
     """
     found = path.stat() if found is None else found
     if not hasattr(os, "geteuid"):
@@ -55,24 +46,14 @@ def require_trusted(path: Path, found: os.stat_result | None = None) -> None:
 
 
 def private_directory(path: Path) -> Path:
-    """The directory, made for this user alone (mode 700) where it is not there yet.
-
-    Raises:
-        PermissionError: another user owns it or may write it.
-        OSError: it can't be made.
-    """
+    """The directory, made for this user alone (mode 700) where it is not there yet; raises as :func:`require_trusted`, or OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     require_trusted(path)
     return path
 
 
 def read_trusted(path: Path) -> bytes:
-    """The contents of a file that nobody but this user can have written.
-
-    Raises:
-        PermissionError: another user owns it or may write it.
-        OSError: it can't be read; FileNotFoundError where there is none.
-    """
+    """The contents of a file that nobody but this user can have written; raises as :func:`require_trusted`, or OSError."""
     with path.open("rb") as file:
         require_trusted(path, os.fstat(file.fileno()))  # of the file that is open, whatever takes its place meanwhile
         return file.read()

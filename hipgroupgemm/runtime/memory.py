@@ -26,14 +26,12 @@ ALIGNMENT = 256
 
 
 class Allocation(Protocol):
-    """What an allocator returns: memory that is the caller's until it is released."""
+    """What an allocator returns: memory that is the caller's until it is released, in the order of the stream that it was made for."""
 
     @property
-    def ptr(self) -> int:
-        """Device address; 0 for 0 bytes."""
+    def ptr(self) -> int: ...  # noqa: D102
 
-    def release(self) -> None:
-        """Give the memory back, in the order of the stream that it was allocated for."""
+    def release(self) -> None: ...  # noqa: D102
 
 
 Allocator = Callable[[int, int, int], Allocation]
@@ -78,22 +76,15 @@ def user_allocator(kind: str) -> Allocator | None:
 
 
 class Buffer:
-    """Device memory from an allocator, given back once: by :meth:`release`, or when forgotten.
+    """Device memory at ``ptr`` (0 for 0 bytes) from an allocator, given back once: by :meth:`release`, or when forgotten."""
 
-    Attributes:
-        ptr: device address, 0 for 0 bytes.
-        nbytes: size asked for.
-        device: index of the device.
-        stream: handle of the stream that it was allocated for.
-    """
-
-    __slots__ = ("_allocation", "device", "nbytes", "ptr", "stream")
+    __slots__ = ("_allocation", "ptr")
 
     def __init__(self, allocator: Allocator, nbytes: int, device: int, stream: int) -> None:
         self._allocation: Allocation | None = None
         if nbytes < 0:
             raise ValueError(f"nbytes: got {nbytes}; want 0 or more")
-        self.ptr, self.nbytes, self.device, self.stream = 0, nbytes, device, stream
+        self.ptr = 0
         if nbytes:
             allocation = allocator(nbytes, device, stream)
             self.ptr = int(getattr(allocation, "ptr", 0) or 0)
@@ -139,7 +130,7 @@ class _Block:
 
     def release(self) -> None:
         owner, self._owner = self._owner, None
-        if owner is not None and self.ptr:
+        if owner is not None:
             owner._returned.append(self)  # no lock and no driver call: a finaliser may run this anywhere, within an allocation too
 
 
@@ -150,29 +141,18 @@ class StreamAllocator:
     must be synchronised with its own stream before it is released, as with any stream-ordered allocator. What is allocated while its
     stream is being captured is never used again for something else; it must outlive the graph.
 
-    Args:
-        runtime: where the memory comes from.
-        limit_bytes: kept for each device at most; an eighth of its memory when left out.
+    For each device ``limit_bytes`` are kept at most; an eighth of its memory when left out.
     """
 
     def __init__(self, runtime: Runtime, limit_bytes: int | None = None) -> None:
-        self.runtime = runtime
-        self.limit_bytes = limit_bytes
+        self.runtime, self.limit_bytes = runtime, limit_bytes
         self._lock = new_lock()
         self._free: dict[_Place, list[int]] = {}  # addresses
         self._kept: collections.Counter[int] = collections.Counter()  # bytes by device
         self._returned: collections.deque[_Block] = collections.deque()
 
     def __call__(self, nbytes: int, device: int, stream: int) -> Allocation:
-        """Memory for use on ``stream``.
-
-        Raises:
-            DeviceMemoryError: none is left, even after giving back what is kept.
-        """
-        if nbytes < 0:
-            raise ValueError(f"nbytes: got {nbytes}; want 0 or more")
-        if nbytes == 0:
-            return _Block(self, 0, (device, 0, 0))
+        """Memory for use on ``stream``; DeviceMemoryError when none is left, even after giving back what is kept."""
         runtime = self.runtime
         with runtime.use_device(device):  # CUDA cannot say anything about a stream in a thread without a context
             if runtime.is_capturing(stream):

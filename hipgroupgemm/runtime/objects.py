@@ -20,32 +20,18 @@ DEFAULT_SHARED_LIMIT = 48 * 1024
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What one device is.
+    """What one device is. Sizes are bytes."""
 
-    Attributes:
-        index: of the device in this process.
-        name: the vendor's ("NVIDIA H200").
-        architecture: compiler target without feature suffix ("sm_90", "gfx942").
-        features: the suffix ("sramecc+:xnack-"); "" on CUDA.
-        multiprocessors: SMs or CUs.
-        warp_size: threads a warp (32) or wavefront (64).
-        max_threads_per_block: threads.
-        shared_memory_per_block: bytes that a block gets without asking.
-        shared_memory_optin: bytes that a block can get at most.
-        l2_bytes: size of the L2 cache, 0 when unknown.
-        memory_bytes: size of the device's memory.
-    """
-
-    index: int
-    name: str
-    architecture: str
-    features: str
-    multiprocessors: int
-    warp_size: int
+    index: int  # in this process
+    name: str  # the vendor's, "NVIDIA H200"
+    architecture: str  # compiler target without feature suffix: "sm_90", "gfx942"
+    features: str  # the suffix, "sramecc+:xnack-"; "" on CUDA
+    multiprocessors: int  # SMs or CUs
+    warp_size: int  # threads of a warp (32) or wavefront (64)
     max_threads_per_block: int
-    shared_memory_per_block: int
-    shared_memory_optin: int
-    l2_bytes: int
+    shared_memory_per_block: int  # what a block gets without asking
+    shared_memory_optin: int  # what a block can get at most
+    l2_bytes: int  # 0 when unknown
     memory_bytes: int
 
     @property
@@ -87,14 +73,10 @@ class Module:
 
 
 class Function:
-    """One kernel of a module.
+    """One kernel of a module, which stays loaded.
 
-    Attributes:
-        name: as in the code object.
-        handle: the driver's, as an int.
-        native: the object that the bindings want for it.
-        module: the module, kept loaded as long as the function is referenced.
-        shared_limit: bytes of dynamic shared memory that it may use now.
+    ``handle`` is the driver's, as an int, and ``native`` the object that the bindings want for it. ``shared_limit`` is how many bytes of
+    dynamic shared memory it may use now.
     """
 
     __slots__ = ("handle", "module", "name", "native", "shared_limit")

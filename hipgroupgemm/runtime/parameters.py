@@ -39,15 +39,10 @@ BLOCK_ALIGNMENT = 128
 
 @dataclass(frozen=True)
 class Blob:
-    """A parameter passed by value as raw bytes: a struct, or a tensor map (``Blob(128, 64)``).
-
-    Attributes:
-        nbytes: its size in bytes.
-        alignment: a power of two, at most 128.
-    """
+    """A parameter passed by value as raw bytes: a struct, or a tensor map (``Blob(128, 64)``)."""
 
     nbytes: int
-    alignment: int = 8
+    alignment: int = 8  # a power of two, at most 128
 
 
 TENSOR_MAP = Blob(128, 64)
@@ -74,11 +69,8 @@ class KernelParameters:
         names: one name for each parameter, for :meth:`index` and for error texts.
 
     Attributes:
-        address: of the array of addresses, the driver's ``kernelParams`` (host memory).
-        buffer_address: of the values, laid out as a C struct (host memory).
-        nbytes: size of the values up to the end of the last one.
-        offsets: of each value in that struct, in bytes.
-        native: for the bindings, which may keep an object for ``address`` here.
+        address: of the array of addresses, the driver's ``kernelParams``; native: an object of the bindings for it (host memory).
+        buffer_address, nbytes, offsets: of the values, laid out as a C struct in host memory.
 
     Values start as zeros. ``params[i] = value`` changes one, ``params.set(value, ...)`` all of them.
     """
@@ -120,13 +112,7 @@ class KernelParameters:
             raise ValueError(f"name: got {name!r}; want one of {list(self.names or ())}") from None
 
     def __setitem__(self, position: int, value: Any) -> None:
-        """Set one parameter.
-
-        Raises:
-            IndexError: no such parameter.
-            TypeError: a value of another type than the kind takes.
-            ValueError: a value that its bytes can't hold, or a blob of another size.
-        """
+        """Set one parameter; TypeError for a value of another type than its kind, ValueError for one that its bytes can't hold."""
         packer, at = self._slots[position]
         try:
             # struct pads short bytes with zeros and cuts long ones, so a blob's size is looked at here

@@ -45,9 +45,7 @@ def stream_handle(stream: object) -> int:
 
 
 def normalize_stream(kind: str, stream: object) -> int:
-    """The handle that this package uses for ``stream`` on a "cuda" or "rocm" device.
-
-    CUDA's 1 (legacy default) becomes 0, so that one stream has one handle; 2 (per-thread default) stays.
+    """The handle that this package uses for ``stream`` on a "cuda" or "rocm" device; CUDA's 1 becomes 0, so that one stream has one.
 
     Raises:
         TypeError: ``stream`` is no stream.
@@ -63,8 +61,5 @@ def normalize_stream(kind: str, stream: object) -> int:
 
 
 def protocol_stream(kind: str, stream: int) -> int:
-    """What to hand to a DLPack producer, or export in a CUDA array interface, for one of our handles.
-
-    The default stream is 1 on CUDA (0 is ambiguous there) and 0 on ROCm.
-    """
+    """What to hand to a DLPack producer, or export in a CUDA array interface: the default stream is 1 on CUDA and 0 on ROCm."""
     return _LEGACY if kind == "cuda" and stream == 0 else stream

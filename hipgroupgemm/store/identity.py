@@ -63,7 +63,7 @@ def device_kind(device: Device) -> DeviceKind:
 @functools.lru_cache(64)
 def device_name(device: Device) -> str:
     """The product's name, such as "NVIDIA H200", asked once. Raises as `device_kind`."""
-    return cpu_model() if device.kind == "cpu" else runtime.get_runtime(device.kind).device_name(device.index)
+    return cpu_model() if device.kind == "cpu" else runtime.get_runtime(device.kind).device_info(device.index).name
 
 
 def device_of(kind: DeviceKind) -> Device | None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hipgroupgemm import GroupedMatmulPlan, register_backend, unregister_backend
-from hipgroupgemm.backends.reference import ReferenceBackend, numpy_view
+from hipgroupgemm.backends.reference import ReferenceBackend
 from hipgroupgemm.benchmark.baselines import BASELINES, Baseline
 from hipgroupgemm.benchmark.ratios import bare_loop, bare_loop_ratio, measure_ratios, padded_ratio
 from hipgroupgemm.benchmark.runner import Job, Row, Runner
@@ -17,6 +17,7 @@ from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.verify import SizeSet, Verifier
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
 from hipgroupgemm.operands.dtypes import DTYPES
+from hipgroupgemm.operands.views import numpy_view
 from hipgroupgemm.store.store import TuningStore
 
 SHAPE = MoEShape(37, 19, 23, 5, label="odd")

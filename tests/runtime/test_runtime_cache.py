@@ -177,10 +177,7 @@ def test_no_directory() -> None:
     assert not store.put("0" * 64, b"code") and store.get("0" * 64) is None and store.path("0" * 64) is None
 
 
-@pytest.mark.parametrize("with_platformdirs", [False, True])
-def test_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_platformdirs: bool) -> None:
-    if not with_platformdirs:
-        monkeypatch.setitem(sys.modules, "platformdirs", None)
+def test_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(directories.CACHE_VARIABLE, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -198,7 +195,6 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setitem(sys.modules, "platformdirs", None)
     for variable in (directories.CACHE_VARIABLE, "XDG_CACHE_HOME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(Path, "home", no_home)

@@ -23,7 +23,7 @@ cache_directory = kit.cache_directory
 def test_device_description(runtime: base.Runtime) -> None:
     info = runtime.device_info(0)
     assert runtime.device_count() >= 1
-    assert info.name == runtime.device_name(0) and info.name.isprintable() and info.name
+    assert info.name.isprintable() and info.name
     prefix, warp = ("sm_", 32) if runtime.kind == "cuda" else ("gfx", 64)
     assert runtime.device_info(0).architecture.startswith(prefix) and ":" not in runtime.device_info(0).architecture
     assert info.target.startswith(runtime.device_info(0).architecture)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hipgroupgemm import runtime as runtimes
+from hipgroupgemm.runtime import compile as hip_compile
 from hipgroupgemm.runtime import process
-from hipgroupgemm.runtime.hip import compile as hip_compile
 from hipgroupgemm.runtime.hip.library import HIP_STEM
 from hipgroupgemm.runtime.hip.runtime import HipRuntime
 from hipgroupgemm.runtime.parameters import KernelParameters

@@ -127,11 +127,6 @@ def test_two_streams_never_share(runtime: Accounts) -> None:
     assert first.pointer(0) != second.pointer(0) and first.pointer(3) != second.pointer(3)
 
 
-def test_scratch_arguments(runtime: Accounts) -> None:
-    with pytest.raises(ValueError, match="nbytes: got -1"):
-        Scratch(runtime, 0, 5, -1)
-
-
 def test_one_thing_for_each_capture() -> None:
     made: list[int] = []
     closed: list[int] = []

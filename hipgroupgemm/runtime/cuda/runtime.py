@@ -10,7 +10,7 @@ import ctypes
 from typing import Any, ClassVar
 
 from hipgroupgemm.runtime.base import Runtime
-from hipgroupgemm.runtime.cuda.compile import compile_cuda, nvrtc_version
+from hipgroupgemm.runtime.compile import compile_cuda, nvrtc_version
 from hipgroupgemm.runtime.errors import ForkedProcessError, RuntimeUnavailable
 from hipgroupgemm.runtime.objects import DeviceInfo, Function, Module, PreparedLaunch
 from hipgroupgemm.runtime.parameters import KernelParameters
@@ -122,11 +122,6 @@ class CudaRuntime(Runtime):
         if status == _INVALID_VALUE:
             return None  # memory that the driver did not allocate or register
         raise self._fail("cuPointerGetAttribute", int(status))
-
-    def memcpy_async(self, dst: int, src: int, nbytes: int, stream: int = 0) -> None:
-        """Copy bytes in stream order; see :meth:`Runtime.memcpy_async`."""
-        if nbytes:
-            self._check("MemcpyAsync", dst, src, nbytes, stream)
 
     def stream_key(self, stream: int) -> int:
         """A number for a stream that no later stream gets; negative, so that it is no handle."""

@@ -27,33 +27,19 @@ class TensorMapEncoder:
 
     Args:
         runtime: the CUDA runtime.
-        element_type: "u8", "fp16", "bf16", "fp32" or "fp64".
+        element_type: "u8", "fp16", "bf16", "fp32" or "fp64". Elements outside the tensor read as 0.
         box: elements that one copy moves along each dimension, outermost first (1 to 5 dimensions).
         swizzle: bytes: 0 (none), 32, 64 or 128; no less than the box's innermost extent in bytes, unless 0.
         l2_promotion: bytes that the L2 cache fetches at once: 0, 64, 128 or 256.
-
-    Out-of-range elements read as 0.
-
-    Raises:
-        ValueError: an argument out of its range.
     """
 
     def __init__(self, runtime: CudaRuntime, element_type: str, box: Sequence[int], *, swizzle: int = 0, l2_promotion: int = 128) -> None:
-        if element_type not in _ELEMENTS:
-            raise ValueError(f"element_type: got {element_type!r}; want one of {', '.join(_ELEMENTS)}")
-        if swizzle not in _SWIZZLES:
-            raise ValueError(f"swizzle: got {swizzle}; want one of {list(_SWIZZLES)} bytes")
-        if l2_promotion not in _L2_PROMOTIONS:
-            raise ValueError(f"l2_promotion: got {l2_promotion}; want one of {list(_L2_PROMOTIONS)} bytes")
         code, itemsize = _ELEMENTS[element_type]
-        rank = len(box)
-        if not 1 <= rank <= 5:
-            raise ValueError(f"box: got {rank} dimensions; want 1 to 5")
-        inner = box[-1] * itemsize
-        if any(not 1 <= extent <= 256 for extent in box) or inner % 16 or (swizzle and inner > swizzle):
+        rank, inner = len(box), box[-1] * itemsize
+        if not 1 <= rank <= 5 or any(not 1 <= extent <= 256 for extent in box) or inner % 16 or (swizzle and inner > swizzle):
             raise ValueError(
-                f"box: got {tuple(box)} of {element_type} with swizzle {swizzle}; want 1 to 256 elements a dimension, the innermost a"
-                " multiple of 16 bytes and no wider than the swizzle"
+                f"box: got {tuple(box)} of {element_type} with swizzle {swizzle}; want 1 to 5 dimensions of 1 to 256 elements, the"
+                " innermost a multiple of 16 bytes and no wider than the swizzle"
             )
         self.runtime, self.element_type, self.itemsize = runtime, element_type, itemsize
         self.rank, self.box = rank, tuple(box)
@@ -78,8 +64,7 @@ class TensorMapEncoder:
             strides: bytes from one element to the next along every dimension but the innermost, outermost first; multiples of 16 below
                 2^40. The innermost is contiguous.
 
-        Raises:
-            ValueError: an argument out of its range, with the rule.
+        DeviceError says what the driver refuses, with its rules.
         """
         self.runtime.check_process()
         if len(shape) != self.rank or len(strides) != self.rank - 1:
@@ -90,25 +75,15 @@ class TensorMapEncoder:
         pointers = ctypes.c_void_p(into), ctypes.c_void_p(address)
         status = self._call(pointers[0], *self._head, pointers[1], self._dimensions, self._strides, *self._tail)
         if status:
-            self._refuse(into, address, shape, strides, status)
+            got = (
+                f"{self.element_type} at {address:#x}, shape {tuple(shape)}, strides {tuple(strides)} bytes, box {self.box}, into {into:#x}"
+            )
+            wanted = "an address that is a multiple of 16, to one of 64, 1 to 2^32 elements, strides that are multiples of 16 below 2^40"
+            raise self.runtime._fail("cuTensorMapEncodeTiled", status, f"got {got}; want {wanted}")
 
     def replace_address(self, into: int, address: int) -> None:
         """Point an encoded tensor map at another tensor of the same shape and strides."""
         self.runtime.check_process()
         status = self._replace(ctypes.c_void_p(into), ctypes.c_void_p(address))
         if status:
-            if address % 16:
-                raise ValueError(f"address: got {address:#x}; want a multiple of 16 bytes")
-            raise self.runtime._fail("cuTensorMapReplaceAddress", status)
-
-    def _refuse(self, into: int, address: int, shape: Sequence[int], strides: Sequence[int], status: int) -> None:
-        if into % _ALIGNMENT:
-            raise ValueError(f"into: got {into:#x}; want a multiple of {_ALIGNMENT}")
-        if address % 16 or address == 0:
-            raise ValueError(f"address: got {address:#x}; want a device address that is a multiple of 16 bytes")
-        if any(not 1 <= extent <= 1 << 32 for extent in shape):
-            raise ValueError(f"shape: got {tuple(shape)}; want 1 to 2^32 elements a dimension")
-        if any(stride % 16 or not 0 <= stride < 1 << 40 for stride in strides):
-            raise ValueError(f"strides: got {tuple(strides)} bytes; want multiples of 16 below 2^40")
-        what = f"{self.element_type}, shape {tuple(shape)}, strides {tuple(strides)} bytes, box {self.box}"
-        raise self.runtime._fail("cuTensorMapEncodeTiled", status, what)
+            raise self.runtime._fail("cuTensorMapReplaceAddress", status, f"got {address:#x}; want an address that is a multiple of 16")

@@ -7,12 +7,12 @@ open a library by a name of its own choosing.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import glob
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from hipgroupgemm.runtime.errors import RuntimeUnavailable
@@ -36,11 +36,7 @@ INSTALL = (
 
 
 def single_hip_runtime() -> str | None:
-    """Path of the HIP runtime that this process has loaded, or None.
-
-    Raises:
-        RuntimeUnavailable: it has loaded two, with both paths.
-    """
+    """Path of the HIP runtime that this process has loaded, or None; RuntimeUnavailable, with both paths, where it has loaded two."""
     found = mapped_libraries(HIP_STEM)
     if len(found) > 1:
         raise RuntimeUnavailable(
@@ -80,11 +76,7 @@ def _version_of(path: str) -> tuple[int, ...]:
 
 
 def find_hip_library() -> str:
-    """Path of the HIP runtime to use: the one that is loaded, else the first found; it is loaded then.
-
-    Raises:
-        RuntimeUnavailable: there is none, with the places looked at; or two are loaded.
-    """
+    """Path of the HIP runtime to use: the one that is loaded, else the first found; it is loaded then. RuntimeUnavailable without any."""
     loaded = single_hip_runtime()
     if loaded is not None:
         return loaded
@@ -114,11 +106,9 @@ def find_hiprtc_library(hip_library: str) -> str:
         if path is not None:
             return path
     for soname in _HIPRTC_SONAMES:
-        try:
+        with contextlib.suppress(OSError):
             ctypes.CDLL(soname)
-        except OSError:
-            continue
-        return soname
+            return soname
     raise RuntimeUnavailable("rocm", f"no {HIPRTC_STEM} beside {hip_library} or on the system's path", INSTALL)
 
 
@@ -134,7 +124,7 @@ def import_bindings() -> tuple[Any, Any]:
     return hip, hiprtc
 
 
-@contextmanager
+@contextlib.contextmanager
 def _bound_to(hip_module: Any, shortname: str, path: str) -> Iterator[None]:
     """While this is entered, hip-python opens ``path`` for the library ``shortname``."""
     if hip_module.__name__.startswith("rocm."):
@@ -160,11 +150,7 @@ def _bound_to(hip_module: Any, shortname: str, path: str) -> Iterator[None]:
 
 
 def load_hip() -> tuple[Any, str]:
-    """hip-python's hip module, bound to this process's HIP runtime and initialised; and the runtime's path.
-
-    Raises:
-        RuntimeUnavailable: no runtime, no device, no hip-python, or two runtimes in this process.
-    """
+    """hip-python's hip module, bound to this process's HIP runtime and initialised; and the runtime's path. Or RuntimeUnavailable."""
     path = find_hip_library()  # before hip-python is imported: where there is no runtime, that would only cost time
     hip, _ = import_bindings()
     with _bound_to(hip, "amdhip64", path):
@@ -181,13 +167,7 @@ def load_hip() -> tuple[Any, str]:
 
 
 def load_hiprtc() -> tuple[Any, tuple[int, int]]:
-    """hip-python's hiprtc module, bound to this process's hipRTC; and its (major, minor) version.
-
-    Needs no device. The version stayed at (9, 0) through many releases.
-
-    Raises:
-        RuntimeUnavailable: no runtime, no hipRTC, or no hip-python.
-    """
+    """hip-python's hiprtc module, bound to this process's hipRTC; and its version, (9, 0) through many releases. Or RuntimeUnavailable."""
     library = find_hiprtc_library(find_hip_library())
     hip, hiprtc = import_bindings()
     with _bound_to(hip, "hiprtc", library):

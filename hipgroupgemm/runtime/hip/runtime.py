@@ -12,8 +12,8 @@ import threading
 from typing import Any, ClassVar
 
 from hipgroupgemm.runtime.base import Runtime
+from hipgroupgemm.runtime.compile import compile_hip, hiprtc_version
 from hipgroupgemm.runtime.errors import DeviceError, RuntimeUnavailable
-from hipgroupgemm.runtime.hip.compile import compile_hip, hiprtc_version
 from hipgroupgemm.runtime.hip.library import NO_DEVICE, load_hip, single_hip_runtime
 from hipgroupgemm.runtime.objects import DeviceInfo, Function, PreparedLaunch
 from hipgroupgemm.runtime.parameters import KernelParameters
@@ -81,7 +81,7 @@ class HipRuntime(Runtime):
         if self._count == 0:
             raise RuntimeUnavailable("rocm", f"{self.library} sees no device", NO_DEVICE)
         self.version = int(self._check("RuntimeGetVersion"))
-        self._copy_kind = hip.hipMemcpyKind.hipMemcpyDefault
+        self._copy_kind = (hip.hipMemcpyKind.hipMemcpyDefault,)
         self._launch_arguments = _LaunchArguments(hip)
         self._streams: dict[int, Any] = {}
         self._query = _PointerQuery()
@@ -165,11 +165,6 @@ class HipRuntime(Runtime):
             self._forget_error()  # unknown memory is no error here: leave no trace of one
             return None
         return int(answer.value) if answer.value >= 0 else None
-
-    def memcpy_async(self, dst: int, src: int, nbytes: int, stream: int = 0) -> None:
-        """Copy bytes in stream order; see :meth:`Runtime.memcpy_async`."""
-        if nbytes:
-            self._check("MemcpyAsync", dst, src, nbytes, self._copy_kind, self._stream(stream))
 
     def _exchange_capture_mode(self, mode: Any) -> Any:
         if self._exchange is None:
