@@ -105,7 +105,7 @@ def arguments_for(cupy: Any, groups: int, rows: int, block_rows: int, keep: list
     sizes = cupy.asarray(np.diff(np.concatenate([[0], cuts, [rows]])).astype(np.int32))
     a = np.zeros(1, L.ARGUMENTS)
     capacity = rows // block_rows + groups
-    outputs = {"starts": 8 * groups, "ends": 8 * groups, "cover": 16, "fault": 32, "records": 196 * groups}
+    outputs = {"starts": 8 * groups, "ends": 8 * groups, "covered_range": 16, "fault": 32, "records": 196 * groups}
     outputs |= {"tiles": 16 * capacity, "tile_count": 4}
     a["sizes"], a["sizes_stride"], a["sizes_type"] = sizes.data.ptr, 4, L.INTEGERS["i4"]
     a["sizes_kind"], a["ragged_extent"], a["batch_count"] = L.SIZES_COUNTS, rows, 1
@@ -167,15 +167,15 @@ def time_scan(gpu: CudaBuild, timer: Timer, empty: float) -> list[Row]:
     return rows
 
 
-def time_finish(gpu: CudaBuild, timer: Timer, empty: float) -> list[Row]:
+def time_zero_uncovered(gpu: CudaBuild, timer: Timer, empty: float) -> list[Row]:
     """Nothing to do; then 1 GiB of bf16 rows that nothing covers, written as zeros and as beta * c."""
     cupy = gpu.cupy
     rows, columns = 131072, 4096
     out, c = cupy.zeros((2, rows, columns), cupy.uint16)
     c[...] = cupy.arange(columns, dtype=cupy.uint16) + 0x3F00  # bf16 numbers between 0.5 and 2^32
-    cover = cupy.zeros(2, cupy.int64)
+    covered_range = cupy.zeros(2, cupy.int64)
     a = np.zeros(1, L.ARGUMENTS)
-    a["cover"], a["ragged_extent"], a["batch_count"], a["out_batch_count"] = cover.data.ptr, rows, 1, 1
+    a["covered_range"], a["ragged_extent"], a["batch_count"], a["out_batch_count"] = covered_range.data.ptr, rows, 1, 1
     a["out_columns"], a["out_type"], a["c_type"] = columns, L.FLOATS["bfloat16"], L.FLOATS["bfloat16"]
     a["out"] = (out.data.ptr, 2 * columns, 2, 0, 0)
     a["c_matrix"] = (c.data.ptr, 2 * columns, 2, 0, 0)
@@ -185,17 +185,17 @@ def time_finish(gpu: CudaBuild, timer: Timer, empty: float) -> list[Row]:
         ("1 GiB of zeros", 0, 0.0, 5),
         ("1 GiB of beta * c", 0, 0.5, 5),
     ):
-        cover[1] = covered
+        covered_range[1] = covered
         a["beta"] = np.void(np.float32(beta).tobytes().ljust(16, b"\0"))
         for grid in (multiprocessors(gpu), 2 * multiprocessors(gpu), 8 * multiprocessors(gpu)):
-            took = timer(partial(gpu.launch, "hgg_finish", a, grid), count, 10)
+            took = timer(partial(gpu.launch, "hgg_zero_uncovered", a, grid), count, 10)
             moved = 2 * (rows - covered) * columns * (2 if beta else 1)
-            result.append(row("hgg_finish", label, None, grid, took, empty) | {"GB/s": moved / took / 1000})
+            result.append(row("hgg_zero_uncovered", label, None, grid, took, empty) | {"GB/s": moved / took / 1000})
     return result
 
 
 def time_slabs(gpu: CudaBuild, timer: Timer, empty: float) -> list[Row]:
-    """CONTRACTING without an empty group: hgg_finish looks at every group and returns."""
+    """CONTRACTING without an empty group: hgg_zero_uncovered looks at every group and returns."""
     result = []
     cupy = gpu.cupy
     grid = 2 * multiprocessors(gpu)
@@ -205,8 +205,8 @@ def time_slabs(gpu: CudaBuild, timer: Timer, empty: float) -> list[Row]:
         a["mode"], a["group_count"], a["group_total"], a["batch_count"] = L.RAGGED_K, groups, groups, 1
         a["starts"], a["ends"] = starts.data.ptr, ends.data.ptr
         a["out_batch_count"], a["out_rows"], a["out_columns"] = 1, 64, 64
-        took = timer(partial(gpu.launch, "hgg_finish", a, grid))
-        result.append(row("hgg_finish", "no empty slab", groups, grid, took, empty))
+        took = timer(partial(gpu.launch, "hgg_zero_uncovered", a, grid))
+        result.append(row("hgg_zero_uncovered", "no empty slab", groups, grid, took, empty))
     return result
 
 
@@ -235,7 +235,7 @@ def time_all(gpu: CudaBuild, sweep: bool) -> list[Row]:
         rows.append(row("empty", "256 threads, 648 bytes", None, grid, took, empty))
     rows += time_fill(gpu, timer, empty, "as shipped")
     rows += time_scan(gpu, timer, empty)
-    rows += time_finish(gpu, timer, empty)
+    rows += time_zero_uncovered(gpu, timer, empty)
     rows += time_slabs(gpu, timer, empty)
     if sweep:
         for threads, items in ((128, 8), (256, 8), (512, 4)):

@@ -62,20 +62,19 @@ def sizes_of(dist: str, shape: MoEShape) -> np.ndarray[Any, Any]:
 
 
 def specs_for(shape: MoEShape, kind: str, most: float = SHORTLIST) -> list[tuple[Any, Any]]:
-    """(candidate, what it compiles to) of a cell, the best guess first."""
+    """(algorithm, what it compiles to) of a cell, the best guess first."""
     import hipgroupgemm as hgg
-    from hipgroupgemm.backends.triton.candidates import Machine, ordered
-    from hipgroupgemm.backends.triton.compiler import target_of
+    from hipgroupgemm.backends import get_backend
+    from hipgroupgemm.backends.triton.defaults import ordered
     from hipgroupgemm.backends.triton.specs import spec_of
     from hipgroupgemm.operands.arrays import ArraySpec
-    from hipgroupgemm.runtime import get_runtime
+    from hipgroupgemm.operands.views import Device
 
-    info = get_runtime("cuda").device_info(0)
-    machine = Machine(target_of(info.architecture), info.multiprocessors, info.shared_memory_optin)
+    properties = get_backend("triton").properties(Device("cuda", 0))
     lhs, rhs, _ = (ArraySpec(extents, "bfloat16") for extents in CLASSES[kind].shapes(shape))
     key = hgg.config_for_ragged_dot(lhs, rhs, ArraySpec((shape.e,), "int32"), CLASSES[kind].dimension_numbers).key()
-    found = [candidate for place, (_, candidate) in enumerate(ordered(key, machine)) if place < most]
-    return [(candidate, spec_of(candidate, key, machine)) for candidate in found]
+    found = [kernel for place, (_, kernel) in enumerate(ordered(key, properties)) if place < most]
+    return [(kernel, spec_of(kernel, key, properties)) for kernel in found]
 
 
 def compile_ahead(specs: list[Any]) -> None:

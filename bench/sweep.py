@@ -1,10 +1,8 @@
-"""Every algorithm of the Triton backend in the cells of `peers.py`, and the quickest with other windows: what the defaults come from.
+"""Every algorithm of the Triton backend in the cells of `peers.py`: what its table of defaults comes from.
 
-A window is how many row tiles a launch takes side by side before it goes on with the next ones (`hopper_rows`, `hopper_slabs`); it is
-an argument of the launch and costs no compilation. Writes a CSV: dist, M, K, N, E, class, algorithm, window (0: the backend's own), ms,
-fraction, error.
+Writes a CSV: dist, M, K, N, E, class, algorithm, ms, fraction, error.
 
-    python bench/sweep.py --csv FILE [--dist zipf] [--shape 15360,6144,20480,32] [--only SUBSTRING] [--leading N] [--seconds N]
+    python bench/sweep.py --csv FILE [--dist zipf] [--shape 15360,6144,20480,32] [--only SUBSTRING] [--seconds N]
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ import peers
 
 from hipgroupgemm.measure.workloads import CLASSES
 
-WINDOWS = (1, 2, 4, 8, 16, 32)
-COLUMNS = ("dist", "M", "K", "N", "E", "class", "algorithm", "window", "ms", "fraction", "error")
+COLUMNS = ("dist", "M", "K", "N", "E", "class", "algorithm", "ms", "fraction", "error")
 
 
 def compile_all(cells: list[Any], only: list[str]) -> None:
@@ -36,28 +33,16 @@ def compile_all(cells: list[Any], only: list[str]) -> None:
     peers.compile_ahead(specs)
 
 
-def with_window(run: Any, executable: Any, window: int) -> Any:
-    """The launch with another window."""
-    parameters, index = executable._parameters, executable._index["window"]
-
-    def call() -> Any:
-        parameters[index] = window
-        return run()
-
-    return call
-
-
 def sweep_cell(dist: str, shape: Any, kind: str, clock: Any, options: Any) -> list[tuple[Any, ...]]:
-    """(algorithm, window, ms, fraction, error) of all, the quickest first."""
+    """(algorithm, ms, fraction, error) of all, the quickest first."""
     from peer_calls import Cell, Ours
 
-    only, leading, budget = options.only, options.leading, options.budget
     cell = Cell(dist, shape, CLASSES[kind], peers.sizes_of(dist, shape))
     floor = cell.floor_ms(peers.FLOPS, peers.BANDWIDTH)
     ours = Ours(cell)
     calls = []
     for algorithm in ours.algorithms:
-        if not algorithm.name.startswith("tma") or (only and not any(part in algorithm.name for part in only)):
+        if not algorithm.name.startswith("tma") or (options.only and not any(part in algorithm.name for part in options.only)):
             continue
         run = ours.call(algorithm)
         cell.out.fill_(float("nan"))
@@ -65,25 +50,10 @@ def sweep_cell(dist: str, shape: Any, kind: str, clock: Any, options: Any) -> li
         if not error < peers.LARGEST_ERROR:
             print(f"WRONG {dist} {shape.extents} {kind} {algorithm.name}: error {error:.1e}", flush=True)
             continue
-        calls.append((algorithm.name, 0, run, ours._executables[-1], error))
-    times = clock.medians([run for _, _, run, _, _ in calls], budget, least=4, most=9)
-    found = [(name, window, ms, floor / ms, error) for (name, window, _, _, error), ms in zip(calls, times, strict=True)]
-    best = sorted(range(len(calls)), key=lambda i: times[i])[:leading]
-    again = []
-    for i in best:
-        name, _, run, executable, _ = calls[i]
-        own = executable._parameters[executable._index["window"]]
-        again += [(name, window, with_window(run, executable, window)) for window in sorted({own, *WINDOWS})]
-    if again:
-        for name, window, call in again:
-            cell.out.fill_(float("nan"))
-            error = cell.error(call())
-            if not error < peers.LARGEST_ERROR:
-                print(f"WRONG {dist} {shape.extents} {kind} {name} window {window}: error {error:.1e}", flush=True)
-        times = clock.medians([call for _, _, call in again], budget, least=4, most=9)
-        found += [(name, window, ms, floor / ms, 0.0) for (name, window, _), ms in zip(again, times, strict=True)]
+        calls.append((algorithm.name, run, error))
+    times = clock.medians([run for _, run, _ in calls], options.budget, least=4, most=9)
     ours.close()
-    return sorted(found, key=lambda row: row[2])
+    return sorted(((name, ms, floor / ms, error) for (name, _, error), ms in zip(calls, times, strict=True)), key=lambda row: row[1])
 
 
 def main() -> int:
@@ -93,7 +63,6 @@ def main() -> int:
     parser.add_argument("--shape", action="append", help="M,K,N,E")
     parser.add_argument("--kind", action="append", help="a class, or the beginning of one")
     parser.add_argument("--only", action="append", default=[], help="part of an algorithm's name")
-    parser.add_argument("--leading", type=int, default=2, help="so many of the quickest are tried with other windows")
     parser.add_argument("--budget", type=float, default=6.0, help="ms of device time an algorithm")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no cell after so many seconds")
     options = parser.parse_args()
@@ -118,10 +87,10 @@ def main() -> int:
                 print(f"# time is up at {dist} {shape.extents} {kind}", flush=True)
                 break
             rows = sweep_cell(dist, shape, kind, clock, options)
-            for name, window, ms, fraction, error in rows:
-                writer.writerow((dist, *shape.extents, kind, name, window, f"{ms:.4f}", f"{fraction:.3f}", f"{error:.1e}"))
+            for name, ms, fraction, error in rows:
+                writer.writerow((dist, *shape.extents, kind, name, f"{ms:.4f}", f"{fraction:.3f}", f"{error:.1e}"))
             file.flush()
-            shown = ", ".join(f"{name[4:]}/{window} {fraction:.3f}" for name, window, _, fraction, _ in rows[:3])
+            shown = ", ".join(f"{name[4:]} {fraction:.3f}" for name, _, fraction, _ in rows[:3])
             print(f"{dist} {'x'.join(map(str, shape.extents))} {kind}: {shown}", flush=True)
             gc.collect()
             torch.cuda.empty_cache()

@@ -1,6 +1,6 @@
 /* The one argument of every kernel here: a plain struct passed by value (648 bytes, natural alignment).
  *
- * One struct serves hgg_fill, hgg_scan and hgg_finish, so a plan keeps one copy, patches pointers, extents,
+ * One struct serves hgg_fill, hgg_scan and hgg_zero_uncovered, so a plan keeps one copy, patches pointers, extents,
  * alpha and beta in it, and launches two kernels with the same bytes. Every offset is asserted below; a NumPy
  * structured dtype or a ctypes struct with these fields in this order and natural alignment is the same
  * bytes.
@@ -12,14 +12,14 @@
  *   N = batch_count * group_total + (record_count - batch_count * group_count) places to fill:
  *   hgg_fill    min(max(1, ceil(N / HGG_FILL_SHARE)), 256)
  *   hgg_scan    the same without a tile table, min(max(1, ceil(tile_capacity / 1024)), 32) with one
- *   hgg_finish  twice the number of multiprocessors
+ *   hgg_zero_uncovered  twice the number of multiprocessors
  *
  * What the host promises (the kernels do not check it):
  *   0 <= group_count <= group_total
  *   (ragged_extent + 1) * group_total < 2^61; ragged_extent < 2^32 when records are written
  *   batch_count * group_total < 2^31; batch_count * group_count <= record_count < 2^31
  *   out_batch_count * max(group_count, 2) < 2^31
- *   starts, ends, cover, fault, records and tiles overlap no operand and are aligned as said below
+ *   starts, ends, covered_range, fault, records and tiles overlap no operand and are aligned as said below
  */
 #ifndef HGG_ARGUMENTS_H
 #define HGG_ARGUMENTS_H
@@ -106,7 +106,7 @@ typedef struct hgg_operand {
   hgg_i64 batch_stride;
 } hgg_operand;
 
-/* A matrix for hgg_finish. Elements are at
+/* A matrix for hgg_zero_uncovered. Elements are at
  *   base + batch * batch_stride + group * group_stride + row * row_stride + column * column_stride */
 typedef struct hgg_matrix {
   hgg_u64 base;
@@ -124,11 +124,11 @@ typedef struct hgg_arguments {
   hgg_u64 group_offset;       /* a (1,) integer on the device; 0: group_offset_value holds */
   hgg_i64 group_offset_value;
   hgg_i64 ragged_extent; /* R */
-  hgg_u64 starts; /* out, int64 (batch_count, group_count), 8-byte aligned; 0: not wanted (hgg_finish needs it
+  hgg_u64 starts; /* out, int64 (batch_count, group_count), 8-byte aligned; 0: not wanted (hgg_zero_uncovered needs it
                      in HGG_RAGGED_K) */
   hgg_u64 ends;   /* out, likewise */
-  hgg_u64 cover;  /* out, int64 (batch_count, 2): first covered row, end of covered rows; their difference is
-                     the total. 0: not wanted (hgg_finish needs it in HGG_RAGGED_N and HGG_RAGGED_M) */
+  hgg_u64 covered_range;  /* out, int64 (batch_count, 2): first covered row, end of covered rows; their difference is
+                     the total. 0: not wanted (hgg_zero_uncovered needs it in HGG_RAGGED_N and HGG_RAGGED_M) */
   hgg_u64 fault;  /* in and out, hgg_fault; 0: faults are dropped */
   hgg_i32 sizes_kind;
   hgg_i32 sizes_type;
@@ -146,7 +146,7 @@ typedef struct hgg_arguments {
   hgg_u64 tiles;         /* out, hgg_tile[tile_capacity], in order of batch, group, row; 0: no table */
   hgg_u64 tile_count;    /* out, one int32: all tiles, also those past the capacity; 4-byte aligned */
   hgg_i64 tile_capacity; /* batch_count * (ragged_extent / block_rows + group_count) always suffices */
-  /* --- scalars: hgg_fill (raw), hgg_finish (beta: a float64 when out is, else a float32) */
+  /* --- scalars: hgg_fill (raw), hgg_zero_uncovered (beta: a float64 when out is, else a float32) */
   hgg_u32 alpha[4];
   hgg_u32 beta[4];
   /* --- operands in hipBLASLt's terms: with swapped operands a is rhs and b is lhs */
@@ -155,7 +155,7 @@ typedef struct hgg_arguments {
   hgg_operand a;
   hgg_operand b;
   hgg_operand bias;
-  /* --- hgg_finish */
+  /* --- hgg_zero_uncovered */
   hgg_matrix out;      /* rows are the ragged rows in NON_CONTRACTING, m in CONTRACTING */
   hgg_matrix c_matrix; /* not read when beta is 0; may be exactly out */
   hgg_i64 out_rows;    /* rows of a slab in CONTRACTING; ragged_extent is taken in NON_CONTRACTING */
@@ -176,7 +176,7 @@ HGG_AT(group_offset_value, 32);
 HGG_AT(ragged_extent, 40);
 HGG_AT(starts, 48);
 HGG_AT(ends, 56);
-HGG_AT(cover, 64);
+HGG_AT(covered_range, 64);
 HGG_AT(fault, 72);
 HGG_AT(sizes_kind, 80);
 HGG_AT(sizes_type, 84);

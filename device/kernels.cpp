@@ -3,28 +3,28 @@
 //   CUDA   NVRTC, or: nvcc -x cu -arch=sm_90 -cubin
 //   host   g++ -std=c++17 -shared -fPIC
 // each with -I device -I include. Arguments and launch shapes: arguments.h.
-#include "finish.h"
+#include "uncovered.h"
 #include "records.h"
 #include "tiles.h"
 
 #if !defined(HGG_HOST)
 
-// One record a group, and rows, cover and fault.
+// One record a group, and rows, covered range and fault.
 HGG_KERNEL hgg_fill(HGG_BY_VALUE hgg_arguments arguments) {
   HGG_SHARED hgg::FillShared shared;
   hgg::fill_block(arguments, shared);
 }
 
-// Rows, cover and fault, and the tile table where it is asked for.
+// Rows, covered_range and fault, and the tile table where it is asked for.
 HGG_KERNEL hgg_scan(HGG_BY_VALUE hgg_arguments arguments) {
   HGG_SHARED hgg::TileShared shared;
   hgg::scan_block(arguments, shared);
 }
 
 // beta * c where no group reaches; behind hgg_fill or hgg_scan on the same stream.
-HGG_KERNEL hgg_finish(HGG_BY_VALUE hgg_arguments arguments) {
-  HGG_SHARED hgg::FinishShared shared;
-  hgg::finish_block(arguments, shared);
+HGG_KERNEL hgg_zero_uncovered(HGG_BY_VALUE hgg_arguments arguments) {
+  HGG_SHARED hgg::UncoveredShared shared;
+  hgg::zero_uncovered_block(arguments, shared);
 }
 
 #else
@@ -43,9 +43,9 @@ extern "C" int hgg_host_launch(const char* kernel, const void* arguments, unsign
   } else if (std::strcmp(kernel, "hgg_scan") == 0) {
     hgg::run_blocks<hgg::TileShared>(a, grid, order,
                                      [](const auto& x, auto& shared) { hgg::scan_block(x, shared); });
-  } else if (std::strcmp(kernel, "hgg_finish") == 0) {
-    hgg::run_blocks<hgg::FinishShared>(a, grid, order,
-                                     [](const auto& x, auto& shared) { hgg::finish_block(x, shared); });
+  } else if (std::strcmp(kernel, "hgg_zero_uncovered") == 0) {
+    hgg::run_blocks<hgg::UncoveredShared>(a, grid, order,
+                                     [](const auto& x, auto& shared) { hgg::zero_uncovered_block(x, shared); });
   } else {
     return 1;
   }

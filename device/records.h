@@ -48,7 +48,7 @@ HGG_FUNCTION void put_address(hgg_u32* record, int word, const hgg_operand& oper
 }
 
 // A record's own words. Mode says which extent is the group's rows. An empty group in CONTRACTING loses its n
-// as well: then it has no tiles, and its slab belongs to hgg_finish alone, whatever a GEMM kernel makes of
+// as well: then it has no tiles, and its slab belongs to hgg_zero_uncovered alone, whatever a GEMM kernel makes of
 // k = 0. (The stage still has the n of an earlier chunk, so it is written either way.)
 template <int Mode>
 HGG_FUNCTION void stage_own(const hgg_arguments& a, hgg_u32* record, hgg_u64 batch, hgg_u64 group,

@@ -286,16 +286,16 @@ HGG_FUNCTION void write_rows(const hgg_arguments& a, hgg_u32 batch, hgg_u32 loca
   const hgg_u64 problem = (hgg_u64)batch * (hgg_u32)a.group_count + local;
   if (a.starts) write<hgg_i64>(a.starts + 8 * problem, rows.start);
   if (a.ends) write<hgg_i64>(a.ends + 8 * problem, rows.end);
-  if (!a.cover) return;
-  const hgg_u64 cover = a.cover + 16 * (hgg_u64)batch;
-  if (local == 0) write<hgg_i64>(cover, rows.start);
-  if (local == (hgg_u32)a.group_count - 1) write<hgg_i64>(cover + 8, rows.end);
+  if (!a.covered_range) return;
+  const hgg_u64 range = a.covered_range + 16 * (hgg_u64)batch;
+  if (local == 0) write<hgg_i64>(range, rows.start);
+  if (local == (hgg_u32)a.group_count - 1) write<hgg_i64>(range + 8, rows.end);
 }
 
 // With no group at all nothing is covered.
-HGG_FUNCTION void write_empty_cover(const hgg_arguments& a, int t) {
-  if (a.group_count != 0 || !a.cover || block_index() != 0) return;
-  for (hgg_u64 i = t; i < 2 * (hgg_u64)a.batch_count; i += kThreads) write<hgg_i64>(a.cover + 8 * i, 0);
+HGG_FUNCTION void write_empty_range(const hgg_arguments& a, int t) {
+  if (a.group_count != 0 || !a.covered_range || block_index() != 0) return;
+  for (hgg_u64 i = t; i < 2 * (hgg_u64)a.batch_count; i += kThreads) write<hgg_i64>(a.covered_range + 8 * i, 0);
 }
 
 // --- group_offset and the fault
@@ -313,7 +313,7 @@ HGG_FUNCTION void keep_fault(const hgg_arguments& a, hgg_i32 kind, hgg_u32 batch
 }
 
 HGG_FUNCTION void open_scan(const hgg_arguments& a, ScanShared& shared, int t) {
-  write_empty_cover(a, t);
+  write_empty_range(a, t);
   if (t == 0) shared.fault = kNoFault;
   if (t != kThreads - 1) return;
   const hgg_i64 given =

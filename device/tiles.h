@@ -1,4 +1,4 @@
-// hgg_scan: starts, ends, cover and fault without records, and the tile table of a persistent kernel.
+// hgg_scan: starts, ends, covered_range and fault without records, and the tile table of a persistent kernel.
 #ifndef HGG_TILES_H
 #define HGG_TILES_H
 

@@ -249,7 +249,7 @@ def _prepare(call: Call, arguments: dict[str, Any]) -> PreparedCall:
     settings = {name: arguments[name] for name in ("backend", "deterministic", "use_store")}
     key = (config.key(), call.device, *settings.values())
     plan = _plans.get(key, lambda: GroupedMatmulPlan(config, device=call.device, **settings))
-    return PreparedCall(plan, problem, call)
+    return plan.prepared(problem, call)
 
 
 def _uncollapsed(call: Call, arguments: dict[str, Any], problem: Problem) -> None:
@@ -265,7 +265,7 @@ def _uncollapsed(call: Call, arguments: dict[str, Any], problem: Problem) -> Non
     compute_call(call, problem.axes, np.dtype(compute_type_of(call.lhs.dtype, call.views["rhs"].dtype, problem.out_dtype)))
 
 
-_plans = PlanCache(_PLANS)
+_plans: PlanCache[GroupedMatmulPlan] = PlanCache(_PLANS)
 _calls = CallCache()
 
 

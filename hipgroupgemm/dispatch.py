@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from hipgroupgemm.backends import selection
 from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.device_array import order_streams
+from hipgroupgemm.operands.dtypes import DTYPES
 from hipgroupgemm.operands.views import ArrayView, numpy_view, packed_strides
 from hipgroupgemm.problem.canonicalize import Problem, check_host_values
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
@@ -32,7 +33,7 @@ __all__ = ["CallCache", "Plan", "PlanCache", "PreparedCall", "run", "take_output
 
 _MOST_CALLS = 512
 ticks = itertools.count(1)
-_PLAIN = (str, int, float, bool, type, type(None), np.dtype, RaggedDotDimensionNumbers)
+_PLAIN = set((str, int, float, bool, type, type(None), RaggedDotDimensionNumbers, *(type(dtype) for dtype in DTYPES.values())))
 _SCALARS = (float, int, type(None))
 
 
@@ -79,13 +80,12 @@ class PreparedCall:
         end = start + self._out_reach
         return start != end and any([start < pointers[role] + reach and pointers[role] < end for role, reach in self._reaches])
 
-    def again(self, pointers: dict[str, int], out: Any) -> Any:
-        """Makes the call with operands at these addresses; `_CLOSED` where the plan has been closed meanwhile."""
+    def again(self, pointers: dict[str, int], lhs: Any, out: Any) -> Any:
+        """Makes the call with operands at these addresses; `_CLOSED` where the plan has been closed meanwhile. A new out is like lhs."""
         call, result = self._call, out
         if out is None:
-            result, pointers["out"] = arrays.empty(
-                self.problem.axes.out_shape, self.problem.out_dtype, self._like, call.device, call.stream
-            )
+            problem, like = self.problem, self._like
+            result, pointers["out"] = arrays.empty(problem.axes.out_shape, problem.out_dtype, like, call.device, call.stream, lhs)
         last = self._last
         arguments = last[1] if last is not None and last[0] == pointers else self._arguments(pointers, call)
         if arguments is not None and self.plan is not None and not self.plan.launch(arguments):
@@ -116,11 +116,12 @@ class PreparedCall:
         config = self.problem.config
         if config is None or (0 in self.problem.axes.out_shape and (on_host or 0 in shape)):
             return None
+        held = {**_ABSENT, **pointers}
         if not config.beta:
-            pointers["c"] = 0
+            held["c"] = 0
         offset = call.views.get("group_offset", call.group_offset or 0)
         arguments = Arguments(
-            config, pointers, sizes, call.ends, offset, call.tail, call.check, call.stream, call.views.get("workspace"), bounds
+            config, held, sizes, call.ends, offset, call.tail, call.check, call.stream, call.views.get("workspace"), bounds
         )
         if not on_host and call is self._call:  # nothing but addresses decides: the very same call needs no new record
             self._last = (pointers, arguments)
@@ -128,6 +129,7 @@ class PreparedCall:
 
 
 _CLOSED = object()
+_ABSENT = {"c": 0, "bias": 0}
 
 
 class CallCache:
@@ -159,7 +161,7 @@ class CallCache:
 def run(
     arguments: dict[str, Any],
     cache: CallCache,
-    settings: Callable[[dict[str, Any]], tuple[Any, ...]],
+    settings: Callable[[dict[str, Any]], tuple[Any, ...]] | None,
     prepare: Callable[[Call, dict[str, Any]], PreparedCall],
     uncollapsed: Callable[[Call, dict[str, Any], Problem], None],
 ) -> Any:
@@ -167,18 +169,18 @@ def run(
 
     Args:
         arguments: the function's, by name.
-        cache: where it is remembered. settings: reads those of the arguments that are no operands.
+        cache: where it is remembered. settings: reads those of the arguments that are no operands; None without any.
         prepare: looks at a parsed call that is not remembered.
         uncollapsed: runs a call whose operands do not collapse to a config.
     """
-    values = settings(arguments)
-    remembered = all([type(value) in _PLAIN for value in values])
+    values = settings(arguments) if settings is not None else ()
+    remembered = _PLAIN.issuperset(map(type, values))
     read = _read(arguments, values) if remembered else None
     if read is not None:
         key, pointers = read
         prepared = cache.get(key)
         if prepared is not None and not prepared.may_overlap(pointers):
-            result = prepared.again(pointers, arguments["out"])
+            result = prepared.again(pointers, arguments["lhs"], arguments["out"])
             if result is not _CLOSED:
                 return result
             cache.clear()
@@ -206,7 +208,7 @@ def take_output(call: Call, out: Any, problem: Problem) -> Any:
     """The caller's out, or a new one where there is none; refuses one, and a workspace, that overlaps an operand."""
     if out is None:
         shape, dtype = problem.axes.out_shape, problem.out_dtype
-        out, pointer = arrays.empty(shape, dtype, call.lhs, call.device, call.stream)
+        out, pointer = arrays.empty(shape, dtype, call.lhs, call.device, call.stream, call.lhs.owner)
         call.views["out"] = ArrayView(
             pointer, shape, packed_strides(shape, dtype.itemsize), dtype, call.device, call.lhs.framework, owner=out
         )
@@ -257,8 +259,12 @@ def _keep_alive(call: Call) -> None:
         for view in call.views.values()
         if view.owner is not None and not (view.framework in ("cupy", "torch") and arrays.producer_stream(view) in waiting)
     ]
-    if kept:
-        get_runtime(call.device.kind).keep_alive(call.device.index, call.stream, kept)
+    if not kept:
+        return
+    runtime = get_runtime(call.device.kind)
+    with runtime.use_device(call.device.index):
+        if not runtime.is_capturing(call.stream):  # a graph's owner keeps what the graph uses
+            runtime.keep_alive(call.device.index, call.stream, kept)
 
 
 # ---- reading arrays directly -------------------------------------------------------------------------------------------------
@@ -321,21 +327,21 @@ def _read_cupy(arguments: dict[str, Any], kind: Any) -> _Read | None:
 def _read_torch(arguments: dict[str, Any], kind: Any) -> _Read | None:
     if arrays.torch_transforming():
         return None
-    strided = sys.modules["torch"].strided
     layouts: list[Hashable] = []
     pointers = {}
     index = arguments["lhs"].get_device()
-    for name in ARRAYS:
-        tensor = arguments[name]
-        if tensor is None:
-            layouts.append(None)
-        elif type(tensor) is not kind or tensor.requires_grad or tensor.is_neg() or tensor.is_conj():
-            return None
-        elif (tensor.is_cuda or tensor.is_cpu) and tensor.layout is strided and not tensor.is_nested:
-            pointer = pointers[_ROLE_OF.get(name, name)] = tensor.data_ptr()
-            layouts.append((pointer & 15, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()))
-        else:
-            return None
+    try:
+        for name in ARRAYS:
+            tensor = arguments[name]
+            if tensor is None:
+                layouts.append(None)
+            elif type(tensor) is kind and not (tensor.requires_grad or tensor.is_neg()):
+                pointer = pointers[_ROLE_OF.get(name, name)] = tensor.data_ptr()
+                layouts.append((pointer & 15, tensor.shape, tensor.stride(), tensor.dtype, tensor.device))
+            else:
+                return None
+    except RuntimeError:  # a sparse or nested tensor has no address or no strides
+        return None
     return tuple(layouts), pointers, 0 if index < 0 else arrays.current_torch_stream(index)
 
 
@@ -349,14 +355,17 @@ def _choose_reader(kind: type) -> _Reader | None:
         found = _read_cupy
     elif kind is getattr(sys.modules.get("torch"), "Tensor", None):
         found = _read_torch
+        _PLAIN.add(sys.modules["torch"].dtype)
     _readers[kind] = found
     return found
 
 
+_P = TypeVar("_P", bound=Plan)
+
 # ---- plans -------------------------------------------------------------------------------------------------------------------
 
 
-class PlanCache:
+class PlanCache(Generic[_P]):
     """The plans that functions keep, by key: bounded, the least recently used goes first and is closed.
 
     A plan that a graph capture used is never evicted: the graph writes through its scratch memory.
@@ -366,13 +375,13 @@ class PlanCache:
         self._limit = limit
         self._lock = threading.RLock()
         self._version = selection.version
-        self._plans: dict[Hashable, Plan] = {}
+        self._plans: dict[Hashable, _P] = {}
         _caches.add(self)
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
+    def get(self, key: Hashable, make: Callable[[], _P]) -> _P:
         """The plan of that key, made where there is none yet."""
         with self._lock:
             if self._version != selection.version:  # each plan has to be made by the backends and stored results that are there now
@@ -402,7 +411,7 @@ class PlanCache:
             old.retire()
         return plan
 
-    def _drop(self, keys: list[Hashable]) -> list[Plan]:
+    def _drop(self, keys: list[Hashable]) -> list[_P]:
         """Forgets plans, but for those that graphs use; whoever holds them closes them, without the lock."""
         return [self._plans.pop(key) for key in keys if not self._plans[key].captured]
 
@@ -420,7 +429,7 @@ class PlanCache:
         self._plans = {}
 
 
-_caches: weakref.WeakSet[CallCache | PlanCache] = weakref.WeakSet()
+_caches: weakref.WeakSet[CallCache | PlanCache[Any]] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

@@ -293,7 +293,7 @@ class GroupedMatmulPlan:
             arguments["alpha"] = self.config.alpha
         if beta is None:
             arguments["beta"] = self.config.beta
-        return run(arguments, self._calls, _settings, self._prepare_call, _no_config)
+        return run(arguments, self._calls, None, self._prepare_call, _no_config)
 
     def _prepare_call(self, call: Call, arguments: dict[str, Any]) -> PreparedCall:
         """Looks at a call's operands: they are this plan's, or an error says where they differ."""
@@ -302,9 +302,13 @@ class GroupedMatmulPlan:
             self._require_open()
         if call.device != self.device:
             raise ValueError(f"lhs is on {call.device}, but this plan runs on {self.device}; move it, or make a plan there")
+        return self.prepared(canonicalize_for_plan(call, self.key), call)
+
+    def prepared(self, problem: Problem, call: Call) -> PreparedCall:
+        """A call of this plan whose problem is known. alpha is no part of a key, so it is refused here where the backend has none."""
         if call.alpha != 1 and "alpha" not in self._backend.features:
             raise NotImplementedError(f"backend {self.backend!r} refuses: it does not have alpha")
-        return PreparedCall(self, canonicalize_for_plan(call, self.key), call)
+        return PreparedCall(self, problem, call)
 
     def launch(self, arguments: Arguments) -> bool:
         """Runs arguments that are checked, on their stream; false where the plan is closed. The lock spans all launches of the call."""
@@ -445,12 +449,6 @@ def _default_device() -> Device:
     """The current GPU where a runtime is there, else the CPU."""
     found = default_device()
     return CPU if found is None else Device(*found)
-
-
-def _settings(arguments: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells calls of one plan apart beside operands, scalars and tail: nothing."""
-    del arguments
-    return ()
 
 
 def _no_config(call: Call, arguments: dict[str, Any], problem: Problem) -> NoReturn:

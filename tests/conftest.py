@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,26 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 _numbers = itertools.count(1)
+_KINDS = {"hip": "rocm", "cuda": "cuda"}  # markers, and the runtimes that their tests need
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`-m hip` or `-m cuda` where there is no such device ends at once, with one line."""
+    words = re.findall(r"\w+", re.sub(r"\bnot\s+\w+", "", config.option.markexpr))
+    wanted = [word for word in words if word in _KINDS]
+    if not wanted or hasattr(config, "workerinput"):  # xdist's workers: their controller has looked
+        return
+    from hipgroupgemm.runtime import RuntimeUnavailable, get_runtime
+
+    reasons = []
+    for word in wanted:
+        try:
+            if get_runtime(_KINDS[word]).device_count():
+                return
+            reasons.append("no device")
+        except RuntimeUnavailable as error:
+            reasons.append(" ".join(str(error).split()))
+    pytest.exit(f"-m {' or '.join(wanted)}: there is no such device here ({'; '.join(reasons)})", returncode=4)
 
 
 @pytest.fixture

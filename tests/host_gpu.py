@@ -35,7 +35,7 @@ class HostRuntime:
         self.handles = 100
 
     def device_info(self, device: int) -> DeviceInfo:
-        return DeviceInfo(device, "host", "sm_00", "", 2, 32, 1024, 49152, 49152, 1 << 20, TOTAL, False)
+        return DeviceInfo(device, "host", "sm_00", "", 2, 32, 1024, 49152, 49152, 1 << 20, TOTAL)
 
     @contextlib.contextmanager
     def use_device(self, device: int) -> Iterator[int]:

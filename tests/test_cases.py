@@ -174,9 +174,9 @@ def tuned_config(name):
 @pytest.fixture
 def injected():
     """A backend with algorithms that are fast and wrong, and one that is slow and right; it notes the sizes it is run with."""
-    from tuning_double import TuningDouble
+    from fake_backend import FakeBackend
 
-    backend = TuningDouble(["wrong", "good:5", "wrong_for:one_group"])
+    backend = FakeBackend(["wrong", "good:5", "wrong_for:one_group"])
     hgg.register_backend(backend, ("cpu",))
     yield backend
     hgg.unregister_backend("double")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks the native part against the real hipBLASLt, with no GPU: sets up a root folder of Debian's unstable
 # suite, compiles the shim there with g++ and hipcc and the kernels with hipcc and hipRTC, and runs
-# tests/hipblaslt and the backend's own tests (pytest -m hip tests/test_hipblaslt.py) on the stand-in HIP runtime
+# tests/native and the backend's own tests (pytest -m hip tests/backends/test_hipblaslt.py) on the stand-in HIP runtime
 # (tests/hip_standin).
 #
 #   tools/check_hipblaslt.sh [--refresh] [ARGUMENTS FOR PYTEST]
@@ -68,7 +68,7 @@ mismatched_shim() {
   sed -E 's/(HIPBLASLT_VERSION_MINOR +)1/\12/' /usr/include/hipblaslt/hipblaslt-version.h \
     > /build/mismatch/include/hipblaslt/hipblaslt-version.h
   grep -Eq 'VERSION_MINOR +2' /build/mismatch/include/hipblaslt/hipblaslt-version.h \
-    || die "hipBLASLt here is not 1.1 any more: see mismatched_shim, and the numbers in tests/hipblaslt"
+    || die "hipBLASLt here is not 1.1 any more: see mismatched_shim, and the numbers in tests/native"
   shim /build/mismatch g++ "-O0 -isystem /build/mismatch/include"
 }
 
@@ -127,13 +127,13 @@ inside() {
   export HIPGROUPGEMM_MISMATCH=/build/mismatch/libhipgroupgemm.so
   # The other compiler's shim must work as well; the tests proper use g++'s.
   HIPGROUPGEMM_NATIVE_LIBRARY=/build/shim-hipcc/libhipgroupgemm.so python3 -m pytest -q -p no:cacheprovider \
-    tests/hipblaslt/test_native_order.py -k "destroy or run_only" --no-header
+    tests/native/test_native_order.py -k "destroy or runs_only" --no-header
   HIPGROUPGEMM_NATIVE_LIBRARY=/build/shim/libhipgroupgemm.so python3 -m pytest -p no:cacheprovider \
-    --no-header tests/hipblaslt "$@"
+    --no-header tests/native "$@"
   # From Python to records: the whole backend through hip-python, where its wheels could be had.
   if [ -f /opt/site/.done ]; then
     HIPGROUPGEMM_NATIVE_LIBRARY=/build/shim/libhipgroupgemm.so HIPGROUPGEMM_CACHE_DIR=/build/cache \
-      python3 -m pytest -p no:cacheprovider --no-header -m hip tests/test_hipblaslt.py
+      python3 -m pytest -p no:cacheprovider --no-header -m hip tests/backends/test_hipblaslt.py
   fi
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = {
-    "kernels.cpp": (b"hgg_fill", b"hgg_scan", b"hgg_finish"),
+    "kernels.cpp": (b"hgg_fill", b"hgg_scan", b"hgg_zero_uncovered"),
     "judge.cpp": (b"hgg_judge", b"hgg_inspect", b"hgg_scatter", b"hgg_same", b"hgg_gaps", b"hgg_touch", b"hgg_digest"),
 }
 

@@ -37,23 +37,23 @@ def scan_blocks(places: int, tile_capacity: int = 0) -> int:
 
 
 class DeviceKernels:
-    """hgg_fill and hgg_finish on one device. Both take the 648 bytes of `ScanArguments` by value."""
+    """hgg_fill and hgg_zero_uncovered on one device. Both take the 648 bytes of `ScanArguments` by value."""
 
     def __init__(self, runtime: Runtime, device: int) -> None:
         source = _read(native.device_folder(), "kernels.cpp")
         module = runtime.module_from_source(source, "hipgroupgemm_kernels.cpp", ("-std=c++17",), device, kernel_headers())
         self._runtime = runtime
-        self._fill, self._finish = (module.get_function(name) for name in ("hgg_fill", "hgg_finish"))
+        self._fill, self._zero_uncovered = (module.get_function(name) for name in ("hgg_fill", "hgg_zero_uncovered"))
         self._parameters = KernelParameters([Blob(SIZE)])
-        self._finish_grid = 2 * runtime.multiprocessor_count(device)
+        self._uncovered_grid = 2 * runtime.device_info(device).multiprocessors
 
     def fill(self, arguments: bytearray, places: int, stream: int) -> None:
         """Launches hgg_fill over `places` groups and surplus records."""
         self._launch(self._fill, arguments, scan_blocks(places), stream)
 
-    def finish(self, arguments: bytearray, stream: int) -> None:
-        """Launches hgg_finish."""
-        self._launch(self._finish, arguments, self._finish_grid, stream)
+    def zero_uncovered(self, arguments: bytearray, stream: int) -> None:
+        """Launches hgg_zero_uncovered."""
+        self._launch(self._zero_uncovered, arguments, self._uncovered_grid, stream)
 
     def _launch(self, function: Any, arguments: bytearray, grid: int, stream: int) -> None:
         self._parameters[0] = arguments

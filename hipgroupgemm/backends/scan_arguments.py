@@ -1,6 +1,6 @@
 """The one argument of the device kernels (`device/arguments.h`), filled in from a config and a call.
 
-The kernels hgg_fill, hgg_scan and hgg_finish share one 648-byte struct. This module knows its layout and nothing of a backend's own
+The kernels hgg_fill, hgg_scan and hgg_zero_uncovered share one 648-byte struct. This module knows its layout and nothing of a backend's own
 records, but for the 196 bytes at its end, which the hipBLASLt backend sets.
 """
 
@@ -18,7 +18,7 @@ SIZE = 648
 RECORD_BYTES = 196
 FAULT_BYTES = 32
 
-RAGGED_N, RAGGED_M, RAGGED_K = 0, 1, 2
+RAGGED_N, RAGGED_K = 0, 2
 _SIZES_NONE, _SIZES_COUNTS, _SIZES_OFFSETS = 0, 1, 2
 _INTEGERS = {name: code for code, name in enumerate(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"))}
 _FLOATS = {"bfloat16": 0, "float16": 1, "float32": 2, "float64": 3}
@@ -44,16 +44,7 @@ class ScanArguments:
         self.bytes = bytearray(SIZE)
 
     def set_scan(
-        self,
-        config: GroupedGemmConfig,
-        arguments: Arguments,
-        sizes: int,
-        *,
-        mode: int,
-        starts: int,
-        ends: int,
-        cover: int,
-        fault: int,
+        self, config: GroupedGemmConfig, arguments: Arguments, sizes: int, *, starts: int, ends: int, covered_range: int, fault: int
     ) -> None:
         """The scan's inputs and results.
 
@@ -61,45 +52,21 @@ class ScanArguments:
             config: the call's config.
             arguments: the call.
             sizes: device address of the sizes or end offsets, laid out as the call's view says.
-            mode: RAGGED_N, RAGGED_M or RAGGED_K.
-            starts, ends, cover, fault: device addresses of the results, 0 where one is not wanted.
+            starts, ends, covered_range, fault: device addresses of the results, 0 where one is not wanted.
         """
-        view = arguments.group_sizes
+        view, offset = arguments.group_sizes, arguments.group_offset
         batches = config.batch_count if config.sizes_per_batch else 1
         if config.ragged_mode is RaggedDotMode.BATCH:
-            kind, extent, count, total, batches = _SIZES_NONE, config.m, 1, 1, 1
-            stride = batch_stride = 0
-            code = _INTEGERS["int32"]
+            extent, strides, kind, code, counts = config.m, (0, 0), _SIZES_NONE, 0, (1, 1, 1)
         else:
-            kind, extent = (_SIZES_OFFSETS if arguments.ends else _SIZES_COUNTS), config.ragged_extent
-            count, total = config.group_count, config.group_total
-            stride = view.strides[-1] if view.shape[-1] > 1 else view.dtype.itemsize
-            batch_stride = batch_stride_of(view.shape, view.strides) if batches > 1 else 0
-            code = _INTEGERS[view.dtype.name]
-        offset = arguments.group_offset
-        pointer, value, offset_code = (0, offset, 0) if isinstance(offset, int) else (offset.pointer, 0, _INTEGERS[offset.dtype.name])
-        _SCAN.pack_into(
-            self.bytes,
-            _AT_SCAN,
-            sizes,
-            stride,
-            batch_stride,
-            pointer,
-            value,
-            extent,
-            starts,
-            ends,
-            cover,
-            fault,
-            kind,
-            code,
-            offset_code,
-            batches,
-            count,
-            total,
-            mode,
-            _OVERRIDE_ALPHA_BETA,
-        )
+            inner = view.strides[-1] if view.shape[-1] > 1 else view.dtype.itemsize
+            extent, strides = config.ragged_extent, (inner, batch_stride_of(view.shape, view.strides) if batches > 1 else 0)
+            kind, code = _SIZES_OFFSETS if arguments.ends else _SIZES_COUNTS, _INTEGERS[view.dtype.name]
+            counts = batches, config.group_count, config.group_total
+        where = (0, offset, 0) if isinstance(offset, int) else (offset.pointer, 0, _INTEGERS[offset.dtype.name])
+        mode = RAGGED_K if config.ragged_mode is RaggedDotMode.CONTRACTING else RAGGED_N
+        results, last = (extent, starts, ends, covered_range, fault), (*counts, mode, _OVERRIDE_ALPHA_BETA)
+        _SCAN.pack_into(self.bytes, _AT_SCAN, sizes, *strides, *where[:2], *results, kind, code, where[2], *last)
 
     def make_all_groups_empty(self, zero: int) -> None:
         """After `set_scan`: every size is the 8 zero bytes at this device address. Faults are not looked for again."""
@@ -125,8 +92,8 @@ class ScanArguments:
         """Where the records find operand "a", "b", "c", "d" or "bias": base and strides a row, group and batch entry, in bytes."""
         _OPERAND.pack_into(self.bytes, _AT_OPERANDS[which], base, row, group, batch)
 
-    def set_finish(self, config: GroupedGemmConfig, out: int, c: int) -> None:
-        """out and c for hgg_finish."""
+    def set_uncovered(self, config: GroupedGemmConfig, out: int, c: int) -> None:
+        """out and c for hgg_zero_uncovered."""
         size = FLOAT_BYTES[config.type_d]
         for at, base, (group, batch, rows, columns) in ((_AT_OUT, out, config.output_strides), (_AT_C, c, config.c_strides)):
             _MATRIX.pack_into(self.bytes, at, base, rows * size, columns * size, group * size, batch * size)

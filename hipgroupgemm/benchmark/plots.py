@@ -1,9 +1,11 @@
-"""Plots of benchmark rows (matplotlib, the extra `bench`): speed-up by class and model, and the fraction of the floor."""
+"""Pictures (matplotlib, the extra `bench`): bars by class and problem, of benchmarks here and of sweeps in `sweep.plots`."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,148 +13,186 @@ from hipgroupgemm.benchmark.baselines import PADDED
 from hipgroupgemm.benchmark.runner import Row
 from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
 
-__all__ = ["SUFFIXES", "draw_bars", "label_short_bars", "plot_both", "plot_floor", "plot_speedup", "save_figure"]
+__all__ = ["SUFFIXES", "Panel", "Place", "cluster_text", "floor_label", "plot_both", "plot_floor", "plot_speedup", "save_panels"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _COLOURS = ("#1b6ca8", "#6fb1de", "#c8553d", "#f0a58f", "#3c7d4f", "#93c7a0")  # forward, data gradient, weight gradient; wi dark, wo light
-_DPI = 150
+_CLUSTERS = 8  # beside each other at the most
+_GREY = "0.2"
+
+Place = tuple[str, str]
+"""The cluster (a problem) and the class of a bar."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """Bars by place.
+
+    Attributes:
+        title, axis: the words. values: the bars' heights; those of ratios hang from 1, on a logarithmic scale.
+        line: whether 1 is marked. bands: what each ratio may be, drawn as a line; every bar has its value then, else short ones alone.
+        marks: of bars that mean little: they are pale, and the mark stands before the value.
+    """
+
+    title: str
+    axis: str
+    values: Mapping[Place, float]
+    ratios: bool = False
+    line: bool = True
+    bands: Mapping[Place, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    marks: Mapping[Place, str] = dataclasses.field(default_factory=dict)
 
 
 def plot_speedup(rows: Sequence[Row], path: Path, title: str = "") -> None:
-    """Writes the speed-up over the padded dot, a bar a class and a cluster a model, for every backend among the rows.
+    """Writes the speed-up over the padded dot, a bar per class and a cluster per model, for every backend among the rows.
 
     Raises:
         ValueError: no row has a speed-up (the padded baseline was left out, or nothing ran).
     """
-    _save([(rows, _draw_speedup)], path, title)
+    save_panels(_speedups(rows), path, title)
 
 
 def plot_floor(rows: Sequence[Row], path: Path, title: str = "") -> None:
     """Writes the fraction of the measured floor, like `plot_speedup`."""
-    _save([(rows, _draw_floor)], path, title)
+    save_panels(_fractions(rows), path, title)
 
 
 def plot_both(rows: Sequence[Row], path: Path, title: str = "") -> None:
     """Writes both plots into one file, the fraction of the floor alone where no row has a speed-up."""
-    panels = [(rows, _draw_speedup)] if any(_speedups(rows, name) for name in _backends(rows)) else []
-    _save([*panels, (rows, _draw_floor)], path, title)
+    save_panels([*_speedups(rows), *_fractions(rows)], path, title)
 
 
-def _backends(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row.backend for row in rows if not row.baseline and row.status == "ok"))
+def _speedups(rows: Sequence[Row]) -> list[Panel]:
+    title = "{}: speed-up over the padded dot, geometric mean {:.3g}x"
+    return [Panel(title.format(*of), f"speed-up over {PADDED}", values, ratios=True) for of, values in _values(rows, "speedup")]
 
 
-def _speedups(rows: Sequence[Row], backend: str) -> dict[tuple[str, str], float]:
-    return _values(rows, backend, "speedup")
+def _fractions(rows: Sequence[Row]) -> list[Panel]:
+    title = "{}: fraction of the measured floor, geometric mean {:.2g}"
+    return [Panel(title.format(*of), floor_label(values), values) for of, values in _values(rows, "floor_fraction")]
 
 
-def _values(rows: Sequence[Row], backend: str, field: str) -> dict[tuple[str, str], float]:
-    """(model and scale, class) -> the geometric mean of the field over the group sizes that were run."""
-    found: dict[tuple[str, str], list[float]] = {}
+def _values(rows: Sequence[Row], field: str) -> list[tuple[tuple[str, float], dict[Place, float]]]:
+    """For each backend its name with the mean of all, and the geometric mean of the field over the group sizes by place."""
+    found: dict[str, dict[Place, list[float]]] = {}
     for row in rows:
-        value = getattr(row, field)
-        if row.backend == backend and row.status == "ok" and value is not None:
-            found.setdefault((_model(row), row.ragged_dot_class), []).append(value)
-    return {key: geometric_mean(values) for key, values in found.items()}
+        if row.status == "ok" and not row.baseline and getattr(row, field) is not None:
+            place = (cluster_text(row.model, row.m, row.k, row.n, row.e, row.scale), row.ragged_dot_class)
+            found.setdefault(row.backend, {}).setdefault(place, []).append(getattr(row, field))
+    means = {backend: {place: geometric_mean(values) for place, values in places.items()} for backend, places in found.items()}
+    return [((backend, geometric_mean(list(values.values()))), values) for backend, values in means.items()]
 
 
-def _model(row: Row) -> str:
-    name = row.model if row.model.count(",") != 3 else f"M={row.m} K={row.k}\nN={row.n}"
-    name = (
-        name.replace("-published", "\npublished").replace("-reduced", "\nreduced").replace("-large", "\nlarge").replace("-test-", "\ntest-")
-    )
-    scaled = f", 1/{row.scale}" if row.scale != 1 else ""
-    return f"{name}\nE={row.e}{scaled}"
+def floor_label(values: Mapping[Place, float]) -> str:
+    """What the axis of fractions of the floor says: 1 was measured, and a result that stays in a cache beats it."""
+    return "measured floor / median time" + ("\n(above 1: operands stayed in a cache)" if max(values.values()) > 1 else "")
 
 
-def _save(panels: Sequence[tuple[Sequence[Row], Any]], path: Path, title: str) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    jobs = [(rows, draw, backend) for rows, draw in panels for backend in _backends(rows)]
-    jobs = [job for job in jobs if _values(job[0], job[2], "speedup" if job[1] is _draw_speedup else "floor_fraction")]
-    if not jobs:
-        raise ValueError("rows: none has the value to plot; run at least one backend, with the padded_dot baseline for speed-ups")
-    models = max(len(dict.fromkeys(_model(row) for row in rows)) for rows, _, _ in jobs)
-    figure = Figure(figsize=(max(7.5, 1.2 * models + 2.2), 0.8 + 3.7 * len(jobs)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(jobs), 1, squeeze=False)[:, 0]
-    for axis, (rows, draw, backend) in zip(axes, jobs, strict=True):
-        draw(axis, rows, backend)
-    save_figure(figure, axes[0], path, title)
+def cluster_text(model: str, m: int, k: int, n: int, e: int, scale: int, more: str = "") -> str:
+    """What stands below a cluster."""
+    name = f"M={m} K={k}\nN={n}" if model.count(",") == 3 else "\n".join(textwrap.wrap(model, 18))
+    return f"{name}\nE={e}{f', 1/{scale}' if scale != 1 else ''}{more}"
 
 
-def save_figure(figure: Any, axis: Any, path: Path, note: str = "") -> None:
-    """Writes a figure with the legend of one of its axes above all of them, where it hides no bar, and a note below, folded to fit.
+# ---- drawing ---------------------------------------------------------------------------------------------------------------------
+
+
+def save_panels(panels: Sequence[Panel], path: Path, note: str = "") -> None:
+    """Draws panels below each other, the legend above all of them, where it hides no bar, and a note below.
 
     What the note says of a busy machine stands on the picture as it does under the table.
+
+    Raises:
+        ValueError: there is nothing to draw. ImportError: there is no matplotlib.
     """
-    handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=9)
+    if not panels:
+        raise ValueError("rows: none has the value to plot; run at least one backend, with the padded_dot baseline for speed-ups")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    rows = [(panel, clusters, number) for panel in panels for number, clusters in enumerate(_lines(panel))]
+    width = max(7.5, 1.3 * max(len(clusters) for _, clusters, _ in rows) + 2.2)
+    figure = Figure(figsize=(width, 0.8 + 3.9 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axis, (panel, clusters, number) in zip(figure.subplots(len(rows), 1, squeeze=False)[:, 0], rows, strict=True):
+        draw_panel(axis, panel, clusters)
+        title = panel.title if number == 0 else f"{panel.title.partition(',')[0]}, continued"
+        axis.set_title(textwrap.fill(title, int(width * 12)), fontsize=10, loc="left")
+    there = {kind for panel in panels for _, kind in panel.values}
+    handles = [Patch(color=colour, label=name) for name, colour in zip(CLASSES, _COLOURS, strict=True) if name in there]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False, fontsize=9)
     if note:
-        width = int(figure.get_figwidth() * 17)
-        figure.supxlabel("\n".join(textwrap.fill(line, width) for line in note.splitlines()), fontsize=8, color="0.35")
-    figure.savefig(path, dpi=_DPI)
+        figure.supxlabel("\n".join(textwrap.fill(line, int(width * 15)) for line in note.splitlines()), fontsize=8, color="0.35")
+    figure.savefig(path, dpi=150)
 
 
-def draw_bars(axis: Any, values: dict[tuple[str, str], float], models: list[str], base: float) -> None:
-    """Draws values by (cluster, class) as bars from `base`, a colour a class, a cluster a model."""
-    classes = [name for name in CLASSES if any(cls == name for _, cls in values)]
-    width = min(0.84 / max(len(classes), 1), 0.25 if len(models) > 2 else 0.14)  # a single bar is no block
+def _lines(panel: Panel) -> list[list[str]]:
+    """A panel's clusters in lines of equal length, so that a picture of many problems is no wider than a page."""
+    names = list(dict.fromkeys(cluster for cluster, _ in panel.values))
+    length = math.ceil(len(names) / math.ceil(len(names) / _CLUSTERS))
+    return [names[start : start + length] for start in range(0, len(names), length)]
+
+
+def draw_panel(axis: Any, panel: Panel, clusters: list[str]) -> None:
+    """Draws the bars of some clusters; one scale for all lines of a panel."""
+    _set_scale(axis, panel)
+    base = 1.0 if panel.ratios else 0.0
+    classes = [name for name in CLASSES if any(kind == name for _, kind in panel.values)]
+    width = min(0.84 / len(classes), 0.25 if len(clusters) > 2 else 0.14)  # a single bar is no block
+    crowded = sum(cluster in clusters for cluster, _ in panel.values) > 12
     for index, name in enumerate(classes):
-        at = [place + (index - (len(classes) - 1) / 2) * width for place, model in enumerate(models) if (model, name) in values]
-        heights = [values[model, name] - base for model in models if (model, name) in values]
-        axis.bar(at, heights, width * 0.92, bottom=base, label=name, color=_COLOURS[list(CLASSES).index(name)], zorder=2)
-    axis.set_xticks(range(len(models)), models, fontsize=8)
-    axis.set_xlim(-0.6, len(models) - 0.4)
+        there = [(number, (cluster, name)) for number, cluster in enumerate(clusters) if (cluster, name) in panel.values]
+        at = [number + (index - (len(classes) - 1) / 2) * width for number, _ in there]
+        heights = [panel.values[place] - base for _, place in there]
+        bars = axis.bar(at, heights, width * 0.92, bottom=base, color=_COLOURS[list(CLASSES).index(name)], zorder=2)
+        for bar, x, (_, place) in zip(bars, at, there, strict=True):
+            bar.set_alpha(0.4 if place in panel.marks else None)
+            _label(axis, panel, place, x, base, crowded)
+    axis.set_xticks(range(len(clusters)), clusters, fontsize=8)
+    axis.set_xlim(-0.6, len(clusters) - 0.4)
+    axis.set_ylabel(panel.axis, fontsize=9)
     axis.grid(axis="y", which="major", color="0.88", zorder=0)
     axis.spines[["top", "right"]].set_visible(False)
+    if panel.line:
+        axis.axhline(1, color="0.3", linewidth=1, zorder=3)
 
 
-def label_short_bars(axis: Any, text: str) -> None:
-    """Writes the value at bars whose length tells nothing; the limits and the scale of the axis have to be set before."""
-    to_pixels = axis.transData.transform
-    height = axis.bbox.height
-    crowded = sum(len(container) for container in axis.containers) > 12
-    for container in axis.containers:
-        for bar in container:
-            start, end = bar.get_y(), bar.get_y() + bar.get_height()
-            if abs(to_pixels((0, end))[1] - to_pixels((0, start))[1]) < 0.06 * height:
-                at = (bar.get_x() + bar.get_width() / 2, max(start, end))
-                turn = {"rotation": 90, "fontsize": 6} if crowded else {"fontsize": 7}
-                axis.annotate(
-                    text.format(end), at, xytext=(0, 3), textcoords="offset points", ha="center", va="bottom", color="0.2", zorder=4, **turn
-                )
+def _set_scale(axis: Any, panel: Panel) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-
-def _draw_speedup(axis: Any, rows: Sequence[Row], backend: str) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    values = _speedups(rows, backend)
-    models = list(dict.fromkeys(model for model, _ in values))
+    ends = [*panel.values.values(), *(end for band in panel.bands.values() for end in band)]
+    low, high = min(ends), max(ends)
+    if not panel.ratios:
+        axis.set_ylim(0, max(1.05 if panel.line else 0, high * 1.08))
+        return
     axis.set_yscale("log")
-    draw_bars(axis, values, models, 1.0)  # from 1x, so that what is slower hangs down
-    low, high = min(values.values()), max(values.values())
-    axis.set_ylim(min(0.8, low / 1.3), max(high * 1.6, 2))
-    axis.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if high / min(low, 1) < 300 else (1,)))
+    axis.set_ylim(min(0.9, low / 1.25), max(1.1, high * 1.25))  # with room for the values at both ends
+    span = max(high, 1) / min(low, 1)
+    axis.yaxis.set_major_locator(MaxNLocator(8) if span < 4 else LogLocator(10, subs=(1, 2, 5) if span < 300 else (1,)))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
     axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.axhline(1, color="0.3", linewidth=1, zorder=3)
-    label_short_bars(axis, "{:.3g}x")
-    axis.set_ylabel(f"speed-up over {PADDED}", fontsize=9)
-    mean = geometric_mean(list(values.values()))
-    axis.set_title(f"{backend}: speed-up over the padded dot, geometric mean {mean:.3g}x", fontsize=10, loc="left")
 
 
-def _draw_floor(axis: Any, rows: Sequence[Row], backend: str) -> None:
-    values = _values(rows, backend, "floor_fraction")
-    models = list(dict.fromkeys(model for model, _ in values))
-    draw_bars(axis, values, models, 0.0)
-    highest = max(values.values())
-    axis.set_ylim(0, max(1.05, highest * 1.08))
-    axis.axhline(1, color="0.3", linewidth=1, zorder=3)
-    label_short_bars(axis, "{:.2g}")
-    beaten = "\nabove 1: a result that stayed in a cache" if highest > 1 else ""
-    axis.set_ylabel(f"measured floor / median time{beaten}", fontsize=9)
-    mean = geometric_mean(list(values.values()))
-    axis.set_title(f"{backend}: fraction of the measured floor, geometric mean {mean:.2g}", fontsize=10, loc="left")
+def _label(axis: Any, panel: Panel, place: Place, x: float, base: float, crowded: bool) -> None:
+    """Draws a bar's band, and its value: of every bar where there are bands, else of those whose length tells nothing."""
+    value = panel.values[place]
+    low, high = panel.bands.get(place, (value, value))
+    start, end = (axis.transData.transform((0, y))[1] for y in (base, value))
+    if panel.bands:
+        axis.plot([x, x], [low, high], color=_GREY, linewidth=1, zorder=3)
+    elif abs(end - start) >= 0.06 * axis.bbox.height:
+        return
+    y, side = (max(high, base), 1) if value >= base or not panel.bands else (min(low, base), -1)
+    axis.annotate(
+        f"{panel.marks.get(place, '')}{value:.3g}{'x' if panel.ratios else ''}",
+        (x, y),
+        xytext=(0, 3 * side),
+        textcoords="offset points",
+        ha="center",
+        va="bottom" if side > 0 else "top",
+        color=_GREY,
+        zorder=4,
+        rotation=90 if crowded else 0,
+        fontsize=6 if crowded else 7,
+    )

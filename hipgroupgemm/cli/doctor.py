@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hipgroupgemm.store.store import TuningStore, why_off
+
 if TYPE_CHECKING:
     from hipgroupgemm.operands.views import Device
-    from hipgroupgemm.store.state import StoreState
 
 __all__ = ["BackendState", "Finding", "Machine", "Report", "examine", "gfx_name", "print_report"]
 
@@ -144,6 +145,33 @@ class BackendState:
 
 
 @dataclasses.dataclass(frozen=True)
+class StoreState:
+    """The tuning store: `directory` ("" where it is off), why it is `off`, how many `results` it holds, `trouble` with reading it."""
+
+    directory: str
+    off: str = ""
+    results: int = 0
+    trouble: str = ""
+
+    def describe(self) -> str:
+        """One line for a person."""
+        if self.off:
+            return f"off ({self.off})"
+        count = f"{self.results or 'no'} result{'' if self.results == 1 else 's'}"
+        return ": ".join(part for part in (self.directory, self.trouble or count) if part)
+
+
+def store_state() -> StoreState:
+    """Looks at the store. Raises nothing."""
+    store = TuningStore()
+    if store.directory is None:
+        return StoreState("", off=why_off())
+    if os.path.exists(store.directory) and not os.path.isdir(store.directory):
+        return StoreState(str(store.directory), trouble="is no directory")
+    return StoreState(str(store.directory), results=len(store.results()))
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """All findings, which backends run where, and what the tuning store holds (None: not looked at)."""
 
@@ -177,8 +205,6 @@ def examine(machine: Machine | None = None) -> Report:
         *_cuda_findings(machine, bool(nvidia)),
         *_python_findings(machine, bool(amd), bool(nvidia)),
     ]
-    from hipgroupgemm.store.state import store_state
-
     return Report(findings, _backend_states(bool(amd), bool(nvidia)), store_state())
 
 
@@ -385,7 +411,6 @@ def _python_findings(machine: Machine, amd: bool, nvidia: bool) -> Iterator[Find
         ("NumPy", "numpy", ("numpy",), "pip install numpy"),
         ("ml_dtypes", "ml_dtypes", ("ml-dtypes",), "pip install ml_dtypes"),
         ("cffi", "cffi", ("cffi",), "pip install cffi (the hipblaslt backend needs it)"),
-        ("platformdirs", "platformdirs", ("platformdirs",), "pip install platformdirs (stored tuning results need it)"),
         ("filelock", "filelock", ("filelock",), "pip install filelock (stored tuning results need it)"),
         ("CuPy", "cupy", ("cupy",), optional + gpu_extra),
         ("Triton", "triton", ("triton", "pytorch-triton-rocm", "pytorch-triton", "triton-rocm"), optional + gpu_extra),

@@ -15,9 +15,9 @@ import click
 if TYPE_CHECKING:
     from hipgroupgemm.measure.workloads import MoEShape, RaggedDotClass
 
-    _ParamType = click.ParamType[Any]  # generic for type checkers only: older releases of click can't be subscripted
+    ParamType = click.ParamType[Any]  # generic for type checkers only: older releases of click can't be subscripted
 else:
-    _ParamType = click.ParamType
+    ParamType = click.ParamType
 
 __all__ = [
     "CLASS_NAMES",
@@ -60,7 +60,7 @@ def listed(kind: click.ParamType[Any] | None = None) -> Callable[[click.Context,
     return convert
 
 
-class ShapeType(_ParamType):
+class ShapeType(ParamType):
     """ "M,K,N,E" to an `MoEShape`."""
 
     name = "M,K,N,E"
@@ -74,7 +74,7 @@ class ShapeType(_ParamType):
             self.fail(str(error), param, ctx)
 
 
-class ModelType(_ParamType):
+class ModelType(ParamType):
     """A preset's name, or all, to a tuple of `MoEShape`."""
 
     name = "NAME"
@@ -90,7 +90,7 @@ class ModelType(_ParamType):
             self.fail(str(error), param, ctx)
 
 
-class ScaleType(_ParamType):
+class ScaleType(ParamType):
     """ "auto" or a divisor."""
 
     name = "auto|DIVISOR"
@@ -103,7 +103,7 @@ class ScaleType(_ParamType):
         return int(value)
 
 
-class DTypeType(_ParamType):
+class DTypeType(ParamType):
     """An element type by its name or its short one."""
 
     name = "NAME"
@@ -116,7 +116,7 @@ class DTypeType(_ParamType):
         return name
 
 
-class DeviceType(_ParamType):
+class DeviceType(ParamType):
     """A device's name, in the form that `Device` has it, or auto or gpu."""
 
     name = "cpu|gpu|cuda[:N]|rocm[:N]|auto"
@@ -132,7 +132,7 @@ class DeviceType(_ParamType):
             self.fail(f'{error}, "auto" or "gpu"', param, ctx)
 
 
-class BytesType(_ParamType):
+class BytesType(ParamType):
     """A number of bytes, with or without a unit, to an int."""
 
     name = "BYTES"

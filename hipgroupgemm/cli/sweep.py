@@ -249,7 +249,7 @@ def report(**options: Any) -> None:
     time of the first sweep's winner over that of the other's: above 1 the other is faster. New and missing algorithms also follow from
     what the sweeps were asked to try. A file with several kinds of devices counts as that many sweeps.
 
-    Exit status: 0; 1 when an algorithm that was right is wrong, crashed, hung or failed now, or a job that ended does so no more;
+    Exit status: 0; 1 when an algorithm that was right is wrong, crashed, timed out or failed now, or a job that ended does so no more;
     2 for files that can't be read.
     """
     from hipgroupgemm.sweep.report import report as compare

@@ -14,7 +14,7 @@ import numpy as np
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.distributions import balanced_sizes
 from hipgroupgemm.problem.groups import scan
-from hipgroupgemm.tuning.report import SEED, USER
+from hipgroupgemm.store.records import SEED, USER
 
 __all__ = ["adversarial_sizes", "origin_of", "per_batch", "seed_sizes", "size_class", "size_class_of", "size_samples"]
 

@@ -1,36 +1,32 @@
-"""hipBLASLt's grouped GEMM, through a C ABI of our own (``include/hipgroupgemm.h``).
+"""hipBLASLt's grouped GEMM, through a C ABI of our own (`include/hipgroupgemm.h`).
 
-Importing this loads nothing: the shim, hipBLASLt and the HIP runtime are found by the first :class:`Handle`,
-or by :func:`load`. :func:`unavailable_reason` says what is missing, and what to install.
+Importing this loads nothing: the shim, hipBLASLt and the HIP runtime are found by the first :class:`Handle`, or by :func:`load`.
+:func:`unavailable_reason` says what is missing, and what to install; :func:`missing_kernel_files` which kernels hipBLASLt lists but lacks.
 """
 
-from ._api import GroupedGemm, Handle
-from ._errors import NativeError, NativeUnavailableError, NativeUnsupportedError, NativeValueError
-from ._files import device_folder, include_folder
-from ._loader import Library, load, shim_path, unavailable_reason
-from ._types import (
-    NO_LIMIT,
+from hipgroupgemm.native._api import GroupedGemm, Handle
+from hipgroupgemm.native._errors import NativeError, NativeUnavailableError, NativeUnsupportedError, NativeValueError
+from hipgroupgemm.native._files import device_folder, include_folder
+from hipgroupgemm.native._loader import Library, load, missing_kernel_files, shim_path, unavailable_reason
+from hipgroupgemm.native._types import (
+    COMPUTE_TYPES,
+    DATA_TYPES,
+    RAGGED,
     RECORD_SIZE,
     WORKSPACE_ALIGNMENT,
-    ComputeType,
-    DataType,
-    Epilogue,
-    GroupedGemmInfo,
+    GemmProblem,
     HandleInfo,
     NativeAlgorithm,
-    Ragged,
-    TemplateRecord,
 )
 
 __all__ = [
-    "NO_LIMIT",
+    "COMPUTE_TYPES",
+    "DATA_TYPES",
+    "RAGGED",
     "RECORD_SIZE",
     "WORKSPACE_ALIGNMENT",
-    "ComputeType",
-    "DataType",
-    "Epilogue",
+    "GemmProblem",
     "GroupedGemm",
-    "GroupedGemmInfo",
     "Handle",
     "HandleInfo",
     "Library",
@@ -39,11 +35,10 @@ __all__ = [
     "NativeUnavailableError",
     "NativeUnsupportedError",
     "NativeValueError",
-    "Ragged",
-    "TemplateRecord",
     "device_folder",
     "include_folder",
     "load",
+    "missing_kernel_files",
     "shim_path",
     "unavailable_reason",
 ]

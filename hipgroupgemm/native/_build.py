@@ -1,4 +1,4 @@
-"""Compiles the native part; used by setup.py, which loads this file and ``_rocm.py`` by their paths.
+"""Compiles the native part; used by setup.py, which loads this file and `_rocm.py` by their paths.
 
 Standard library only, and importing nothing of the package.
 """
@@ -34,7 +34,7 @@ class NativeBuild:
     """What was found, or why there is no native part.
 
     Args:
-        rocm: the module ``_rocm``.
+        rocm: the module `_rocm`.
         source: the checkout's or source distribution's folder.
     """
 
@@ -76,8 +76,7 @@ class NativeBuild:
             return False
         version = self.rocm.header_version(self.root.include)
         print(
-            f"hipgroupgemm: built the native part for hipBLASLt {'.'.join(map(str, version or ('?',)))} in "
-            f"{self.root.path} "
+            f"hipgroupgemm: built the native part for hipBLASLt {'.'.join(map(str, version or ('?',)))} in {self.root.path} "
             f"({self.root.origin}) with {self.compiler[0]}",
             flush=True,
         )
@@ -85,24 +84,15 @@ class NativeBuild:
 
     def _compile(self, folder: Path) -> None:
         native = self.source / "hipgroupgemm" / "native"
-        flags = [
-            "-std=c++17",
-            "-O2",
-            "-fPIC",
-            "-fvisibility=hidden",
-            "-Wall",
-            "-Wextra",
-            "-D__HIP_PLATFORM_AMD__",
-        ]
+        flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-D__HIP_PLATFORM_AMD__"]
         flags += [f"-I{self.source / 'include'}"]
+        if self.root.path != "/usr":  # where the loader looks for the library that these headers belong to
+            flags += [f'-DHGG_ROCM_FOLDERS="{":".join(self.root.library_folders)}"']
         if os.path.realpath(self.root.include) != "/usr/include":  # there already, and to name it would reorder it
             flags += ["-isystem", self.root.include]
         flags += shlex.split(os.environ.get("CXXFLAGS", ""))
-        # No -l: the shim takes its names from the hipBLASLt and HIP runtime that the process has
-        # (native/_loader.py).
+        # No -l: the shim takes its names from the hipBLASLt and HIP runtime that the process has (native/_loader.py).
         link = ["-shared", f"-Wl,-soname,{SHIM}", f"-Wl,--version-script={native / 'hgg.map'}", "-pthread"]
-        if self.root.path != "/usr":  # where the loader looks for the library that these headers belong to
-            link += [f"-Wl,-rpath,{folder}" for folder in self.root.library_folders]
         if os.path.basename(self.compiler[0]).startswith("hipcc"):
             link += ["-no-hip-rt"]
         link += shlex.split(os.environ.get("LDFLAGS", ""))

@@ -17,21 +17,18 @@ class NativeError(RuntimeError):
 
     def __init__(self, call: str, status: str, library_status: int, text: str) -> None:
         super().__init__(f"{text} [{status}]" if text.startswith(call) else f"{call}: {text} [{status}]")
-        self.call = call
-        self.status = status
-        self.library_status = library_status
-        self.text = text
+        self.call, self.status, self.library_status, self.text = call, status, library_status, text
 
     def __reduce__(self) -> tuple[type[NativeError], tuple[str, str, int, str]]:
         return type(self), (self.call, self.status, self.library_status, self.text)
 
 
 class NativeValueError(NativeError, ValueError):
-    """A value that the call does not take: sizes, strides, workspace, stream, an unknown algorithm."""
+    """A value that the call does not take: a size, a stride, a workspace, an unknown algorithm."""
 
 
 class NativeUnsupportedError(NativeError, NotImplementedError):
-    """hipBLASLt has no kernels for it, or the algorithm refuses the problem or is not verified."""
+    """hipBLASLt has no kernels for it, or the algorithm refuses the problem or is wrong with device records."""
 
 
 class NativeUnavailableError(NativeError):
@@ -47,7 +44,6 @@ class NativeUnavailableError(NativeError):
 _KINDS: dict[str, type[NativeError]] = {
     "HGG_INVALID_ARGUMENT": NativeValueError,
     "HGG_WORKSPACE": NativeValueError,
-    "HGG_WRONG_STREAM": NativeValueError,
     "HGG_NOT_FOUND": NativeValueError,
     "HGG_UNSUPPORTED": NativeUnsupportedError,
     "HGG_UNVERIFIED": NativeUnsupportedError,
@@ -55,5 +51,5 @@ _KINDS: dict[str, type[NativeError]] = {
 
 
 def raise_status(call: str, status: str, library_status: int, text: str) -> NoReturn:
-    """Raise what a status stands for."""
+    """Raises what a status stands for."""
     raise _KINDS.get(status, NativeError)(call, status, library_status, text)

@@ -1,4 +1,4 @@
-"""Where ROCm's headers and libraries may lie, and what an ELF library says of itself.
+"""Where ROCm's headers and libraries may lie, and which are in this process.
 
 Standard library only, and importing nothing of the package: setup.py loads this file by its path.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-import struct
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -25,12 +24,7 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class Root:
-    """A place where ROCm may be installed.
-
-    Attributes:
-        path: the folder.
-        origin: how it was come by ("ROCM_PATH", "ROCm wheel", ...).
-    """
+    """A place where ROCm may be installed: the folder, and how it was come by ("ROCM_PATH", "ROCm wheel", ...)."""
 
     path: str
     origin: str
@@ -82,13 +76,9 @@ def header_version(include: str) -> tuple[int, int, int] | None:
             text = file.read()
     except OSError:
         return None
-    numbers = []
-    for part in ("MAJOR", "MINOR", "PATCH"):
-        match = re.search(rf"define\s+HIPBLASLT_VERSION_{part}\s+(\d+)", text)
-        if match is None:
-            return None
-        numbers.append(int(match.group(1)))
-    return numbers[0], numbers[1], numbers[2]
+    numbers = [re.search(rf"define\s+HIPBLASLT_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
+    found = tuple(int(number.group(1)) for number in numbers if number)
+    return (found[0], found[1], found[2]) if len(found) == 3 else None
 
 
 def file_version(path: str) -> tuple[int, int] | None:
@@ -97,75 +87,8 @@ def file_version(path: str) -> tuple[int, int] | None:
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 
-@dataclass(frozen=True)
-class ElfNames:
-    """What a shared library's dynamic section says: its own name, those it needs, where it looks for them."""
-
-    soname: str
-    needed: tuple[str, ...]
-    runpath: tuple[str, ...]
-
-
-def elf_names(path: str) -> ElfNames | None:
-    """Read a 64-bit little-endian ELF library's dynamic section; None if the file is something else.
-
-    The layout is that of the System V ABI, chapters 4 and 5.
-    """
-    try:
-        with open(path, "rb") as file:
-            head = file.read(64)
-            if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
-                return None
-            table, entry_size, entries = (
-                struct.unpack_from("<Q", head, 32)[0],
-                struct.unpack_from("<H", head, 54)[0],
-                struct.unpack_from("<H", head, 56)[0],
-            )
-            file.seek(table)
-            headers = file.read(entry_size * entries)
-            segments: list[tuple[int, int, int]] = []  # address, offset, bytes of what is loaded
-            dynamic = b""
-            for i in range(entries):
-                kind, _, offset, address, _, size = struct.unpack_from("<IIQQQQ", headers, i * entry_size)
-                if kind == 1:  # PT_LOAD
-                    segments.append((address, offset, size))
-                elif kind == 2:  # PT_DYNAMIC
-                    file.seek(offset)
-                    dynamic = file.read(size)
-            tags = [struct.unpack_from("<qQ", dynamic, i) for i in range(0, len(dynamic) - 15, 16)]
-            single = dict(tags)
-            if 5 not in single or 10 not in single:  # DT_STRTAB, DT_STRSZ
-                return None
-            for address, offset, size in segments:
-                if address <= single[5] < address + size:
-                    file.seek(offset + single[5] - address)
-                    break
-            else:
-                return None
-            strings = file.read(single[10])
-    except (OSError, struct.error):
-        return None
-
-    def text(at: int) -> str:
-        return strings[at : strings.index(b"\0", at)].decode("utf-8", "surrogateescape")
-
-    try:
-        needed = tuple(text(value) for tag, value in tags if tag == 1)
-        soname = next((text(value) for tag, value in tags if tag == 14), "")
-        runpath = next((text(value) for tag, value in tags if tag in (15, 29)), "")
-    except ValueError:  # no final zero
-        return None
-    origin = os.path.dirname(os.path.realpath(path))
-    folders = [part.replace("$ORIGIN", origin).replace("${ORIGIN}", origin) for part in runpath.split(":") if part]
-    return ElfNames(soname, needed, tuple(folders))
-
-
 def mapped(prefix: str) -> list[str]:
-    """Real paths of the files in this process's memory whose name starts with ``prefix`` (Linux), without
-    doubles.
-
-    Two names of one file count once; a file that was replaced on disk since it was loaded still counts.
-    """
+    """Real paths of the files in this process's memory whose name starts with `prefix` (Linux); two names of one file count once."""
     found: dict[tuple[str, str], str] = {}
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:

@@ -1,14 +1,9 @@
-"""Constants, codes and plain data of the native layer."""
+"""Plain data of the native layer; the names and numbers are `include/hipgroupgemm.h`'s."""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple
 
 RECORD_SIZE = 196
 """Bytes of one device record, and the distance between two."""
@@ -16,66 +11,79 @@ RECORD_SIZE = 196
 WORKSPACE_ALIGNMENT = 16
 """Bytes; also the alignment of an array of records."""
 
-NO_LIMIT = 2**64 - 1
-"""As a limit on workspaces: none."""
+DATA_TYPES = {
+    "float32": 0,
+    "float64": 1,
+    "float16": 2,
+    "bfloat16": 14,
+    "float8_e4m3fn": 28,
+    "float8_e5m2": 29,
+    "float8_e4m3fnuz": 1000,
+    "float8_e5m2fnuz": 1001,
+}
+"""Element types by name; the numbers are hipDataType's."""
 
-Sizes = int | Sequence[int] | npt.NDArray[np.integer[Any]]
+COMPUTE_TYPES = {"float32": 0, "tf32": 1, "float16": 2, "bfloat16": 3, "float64": 4}
+"""What is multiplied in, accumulating in float32 (float64 for float64); alpha and beta have the accumulator's type."""
 
-
-class DataType(enum.IntEnum):
-    """Element types; the numbers are hipDataType's."""
-
-    FLOAT32 = 0
-    FLOAT64 = 1
-    FLOAT16 = 2
-    BFLOAT16 = 14
-    FLOAT8_E4M3FN = 28
-    FLOAT8_E5M2 = 29
-    FLOAT8_E4M3FNUZ = 1000
-    FLOAT8_E5M2FNUZ = 1001
-
-
-class ComputeType(enum.IntEnum):
-    """Accumulation; alpha and beta have the same type (float32 for all but FLOAT64)."""
-
-    FLOAT32 = 0
-    FLOAT32_FAST_TF32 = 1
-    FLOAT32_FAST_FLOAT16 = 2
-    FLOAT32_FAST_BFLOAT16 = 3
-    FLOAT64 = 4
+RAGGED = {"n": 0, "m": 1, "k": 2, "": 3}
+"""Which size differs on the device from record to record; "": none, a record has its problem's sizes or zero extent."""
 
 
-class Ragged(enum.IntEnum):
-    """Which of the sizes differ on the device from those that ``set_problem`` is given."""
+@dataclass(frozen=True)
+class GemmProblem:
+    """What a grouped GEMM is made for: types, and the sizes that the launch grid and the choice of kernels come from.
 
-    N = 0
-    M = 1
-    K = 2
-    FIXED = 3
-    """None: a record has its problem's sizes, or zero extent."""
+    Column-major: D (m x n) = alpha * op(A) op(B) + beta * C, `count` times (2 or more). The ragged size is its capacity: what all records
+    together may have of it.
 
+    Attributes:
+        type_a, type_b, type_c, type_d, bias_type: names in `DATA_TYPES`; bias_type is None without a bias, a vector of m elements that is
+            added to every column of D.
+        compute: a name in `COMPUTE_TYPES`. ragged: a name in `RAGGED`.
+        trans_a, trans_b: whether A is stored k x m, B n x k.
+        lda, ldb, ldc, ldd: leading dimensions in elements. stride_a, stride_b, stride_c, stride_d: batch strides, likewise.
+        alpha, beta: what the template record gets.
+    """
 
-class Epilogue(enum.IntEnum):
-    """What follows the product."""
-
-    DEFAULT = 0
-    BIAS = 1
-    """A vector of m elements, added to every column of D."""
+    type_a: str
+    type_b: str
+    type_c: str
+    type_d: str
+    count: int
+    m: int
+    n: int
+    k: int
+    lda: int
+    ldb: int
+    ldc: int
+    ldd: int
+    batch: int = 1
+    stride_a: int = 0
+    stride_b: int = 0
+    stride_c: int = 0
+    stride_d: int = 0
+    trans_a: bool = False
+    trans_b: bool = False
+    bias_type: str | None = None
+    compute: str = "float32"
+    ragged: str = "n"
+    alpha: float = 1.0
+    beta: float = 0.0
 
 
 @dataclass(frozen=True)
 class NativeAlgorithm:
-    """One algorithm of hipBLASLt, for the problem that its grouped GEMM had when it was asked.
+    """One algorithm of hipBLASLt, for a grouped GEMM's problem.
 
     Attributes:
-        index: hipBLASLt's solution index; another process may number differently: only good with ``name``.
+        index: hipBLASLt's solution index; another process may number differently: only good with `name`.
         name: the solution's name, with all its parameters.
         kernel_name: of the kernel that it launches; several solutions may share it.
         workspace_size: bytes that it needs (0 when not supported).
         supported: whether it takes the problem.
-        splits: it divides k between workgroups, by a second kernel that does not read device records as its
-            own.
-        stream_k: it divides the work by the sizes that were set, not by those on the device.
+        verified: false if it divides k between workgroups, or the work by the sizes on the host: with records on the device it would be
+            wrong, and `initialize` refuses it.
     """
 
     index: int
@@ -83,48 +91,14 @@ class NativeAlgorithm:
     kernel_name: str
     workspace_size: int
     supported: bool
-    splits: bool
-    stream_k: bool
-
-    @property
-    def verified(self) -> bool:
-        """Whether ``initialize`` takes it without being told so."""
-        return not (self.splits or self.stream_k)
-
-
-class TemplateRecord(NamedTuple):
-    """hipBLASLt's own first record for a problem.
-
-    Attributes:
-        data: RECORD_SIZE bytes. The addresses in it mean nothing.
-        bias_type: hipBLASLt's code for the bias's type, as records hold it.
-        activation_type: its code for no activation.
-    """
-
-    data: bytes
-    bias_type: int
-    activation_type: int
+    verified: bool
 
 
 class HandleInfo(NamedTuple):
     """What a handle is; versions are (major, minor, patch)."""
 
     device: int
-    stream: int
     built_for: tuple[int, int, int]
     loaded: tuple[int, int, int]
     revision: str
     instances: int
-
-
-@dataclass(frozen=True)
-class GroupedGemmInfo:
-    """State of a grouped GEMM: problems set, the algorithm's index or -1, the workspace's address and
-    bytes."""
-
-    count: int
-    initialized: bool
-    algorithm_index: int
-    workspace: int
-    workspace_size: int
-    workspace_needed: int

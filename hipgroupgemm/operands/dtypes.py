@@ -9,7 +9,7 @@ import numpy as np
 
 from hipgroupgemm.config import FLOAT_BYTES
 
-__all__ = ["DTYPES", "compute_type_of", "dtype_of", "float_dtype", "result_dtype"]
+__all__ = ["ALIASES", "DTYPES", "compute_type_of", "dtype_of", "float_dtype", "result_dtype"]
 
 _EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 
@@ -17,7 +17,7 @@ DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(getattr(ml_dtypes, name) if n
 """NumPy dtypes of the supported floating types, by name."""
 
 
-_SHORT = {
+ALIASES = {
     **{"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"},
     **{"fp64": "float64", "double": "float64"},
 }
@@ -30,7 +30,7 @@ def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
     Raises TypeError when it is none of these.
     """
     if isinstance(value, str):
-        value = _SHORT.get(value, value)
+        value = ALIASES.get(value, value)
         if value in DTYPES:
             return DTYPES[value]
     if type(value).__module__ == "torch":

@@ -1,20 +1,21 @@
 """Device runtimes: streams, events, memory, modules and launches on CUDA and ROCm.
 
-Nothing heavy is imported here; a runtime's bindings are imported when it is first asked for. Handles
-(streams, events, device pointers) are ints everywhere, and stream 0 is the default stream.
+Nothing heavy is imported here; a runtime's bindings are imported when it is first asked for. Handles (streams, events, device pointers)
+are ints everywhere, and stream 0 is the default stream.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
-from _thread import RLock
 from typing import TYPE_CHECKING
 
-from .errors import CompileError, DeviceError, DeviceMemoryError, ForkedProcessError, RuntimeUnavailable
+from hipgroupgemm.runtime.errors import CompileError, DeviceError, DeviceMemoryError, ForkedProcessError, RuntimeUnavailable
+from hipgroupgemm.runtime.forks import new_rlock
+from hipgroupgemm.runtime.process import has_open, mapped_libraries
 
 if TYPE_CHECKING:
-    from .base import Runtime
-    from .report import RuntimeReport
+    from hipgroupgemm.runtime.base import Runtime
 
 __all__ = [
     "CompileError",
@@ -23,7 +24,6 @@ __all__ = [
     "ForkedProcessError",
     "KINDS",
     "RuntimeUnavailable",
-    "available_runtimes",
     "default_device",
     "device_of_pointer",
     "find_devices",
@@ -33,12 +33,13 @@ __all__ = [
 KINDS = ("rocm", "cuda")
 """The kinds of runtime there are, in the order in which they are asked."""
 
+_CLASSES = {"cuda": ("hipgroupgemm.runtime.cuda.runtime", "CudaRuntime"), "rocm": ("hipgroupgemm.runtime.hip.runtime", "HipRuntime")}
 _HIP_DEVICE_FILE = "/dev/kfd"  # open in a process that has initialised HIP
 _DRIVER_LIBRARIES = {"cuda": "libcuda.so", "rocm": "libamdhip64.so"}
 
 _runtimes: dict[str, Runtime] = {}
 _forked_with: set[str] = set()  # kinds that a parent process had initialised before it forked this one
-_lock = RLock()  # re-entrant: bindings may fork helpers while they initialise under it
+_lock = new_rlock()  # re-entrant: bindings may fork helpers while they initialise under it
 
 
 def get_runtime(kind: str) -> Runtime:
@@ -55,86 +56,17 @@ def get_runtime(kind: str) -> Runtime:
     if kind not in KINDS:
         raise ValueError(f"kind: got {kind!r}; want one of {', '.join(KINDS)}")
     with _lock:
-        runtime = _runtimes.get(kind)
-        if runtime is not None:
-            return runtime
-        if kind in _forked_with:
-            raise ForkedProcessError(kind)
-        if kind == "cuda":
-            from .cuda import CudaRuntime
-
-            runtime = CudaRuntime()
-        else:
-            from .hip import HipRuntime
-
-            runtime = HipRuntime()
-        _runtimes[kind] = runtime
-        return runtime
-
-
-def device_of_pointer(ptr: int) -> tuple[str, int]:
-    """Which device a device pointer belongs to: ("cuda", 0) or ("rocm", 1), say.
-
-    A CUDA array interface names no device, so the runtimes are asked: first those in use, then those whose
-    libraries some other package has loaded into this process, then any that is installed.
-
-    Raises:
-        ValueError: no runtime knows the pointer (host memory, or freed), or it is 0.
-        RuntimeUnavailable: there is no runtime to ask.
-        ForkedProcessError: the only runtime was initialised before this process was forked.
-    """
-    for kind in KINDS:
-        runtime = _runtimes.get(kind)
-        if runtime is not None:
-            device = runtime.pointer_device(ptr)
-            if device is not None:
-                return kind, device
-    return _search_pointer(ptr)
-
-
-def _search_pointer(ptr: int) -> tuple[str, int]:
-    """The slow half of :func:`device_of_pointer`: ask runtimes that are not in use yet."""
-    if ptr == 0:
-        raise ValueError("ptr: got 0; want a device pointer (an array of size zero has none: take its device by name)")
-    from .process import mapped_libraries
-
-    asked = list(_runtimes)
-    refusals: list[RuntimeError] = []
-    others = [kind for kind in KINDS if kind not in asked]
-    others.sort(key=lambda kind: not mapped_libraries(_DRIVER_LIBRARIES[kind]))
-    for kind in others:
-        try:
-            runtime = get_runtime(kind)
-        except RuntimeError as error:
-            refusals.append(error)
-            continue
-        asked.append(kind)
-        device = runtime.pointer_device(ptr)
-        if device is not None:
-            return kind, device
-    for refusal in refusals:
-        if isinstance(refusal, ForkedProcessError):
-            raise refusal
-    if not asked:
-        parts = [refusal for refusal in refusals if isinstance(refusal, RuntimeUnavailable)]
-        raise RuntimeUnavailable(
-            "cuda or rocm",
-            "; ".join(f"{part.kind}: {part.looked_for}" for part in parts),
-            " ".join(part.install for part in parts),
-        )
-    if "rocm" in asked:
-        from .hip_library import single_hip_runtime
-
-        single_hip_runtime()  # a package loaded after ours may have brought a second one; that is said then
-    raise ValueError(
-        f"ptr: got {ptr:#x}, which no device of {' or '.join(asked)} has allocated; want a pointer to"
-        " device memory (is the array on the host, or already freed?)"
-    )
+        if kind not in _runtimes:
+            if kind in _forked_with:
+                raise ForkedProcessError(kind)
+            module, name = _CLASSES[kind]
+            _runtimes[kind] = getattr(importlib.import_module(module), name)()
+        return _runtimes[kind]
 
 
 def find_devices() -> list[tuple[str, int]]:
     """Every device that a runtime sees: [("cuda", 0), ("cuda", 1)], say. No array library is asked."""
-    found = []
+    found: list[tuple[str, int]] = []
     for kind in KINDS:
         try:
             found += [(kind, index) for index in range(get_runtime(kind).device_count())]
@@ -157,38 +89,63 @@ def default_device() -> tuple[str, int] | None:
     return None
 
 
-def available_runtimes() -> list[RuntimeReport]:
-    """What this machine has, one report a kind, for ``hipgroupgemm doctor``. A missing one raises nothing."""
-    from .report import report_runtime
+def device_of_pointer(ptr: int) -> tuple[str, int]:
+    """Which device a device pointer belongs to: ("cuda", 0) or ("rocm", 1), say.
 
-    return [report_runtime(kind) for kind in KINDS]
+    A CUDA array interface names no device, so the runtimes are asked: first those in use, then those whose libraries some other package
+    has loaded into this process, then any that is installed.
+
+    Raises:
+        ValueError: no runtime knows the pointer (host memory, or freed), or it is 0.
+        RuntimeUnavailable: there is no runtime to ask.
+        ForkedProcessError: the only runtime was initialised before this process was forked.
+    """
+    for kind in KINDS:
+        runtime = _runtimes.get(kind)
+        if runtime is not None:
+            device = runtime.pointer_device(ptr)
+            if device is not None:
+                return kind, device
+    return _search_pointer(ptr)
 
 
-def _before_fork() -> None:
-    _lock.acquire()
-
-
-def _after_fork_in_parent() -> None:
-    _lock.release()
+def _search_pointer(ptr: int) -> tuple[str, int]:
+    """The slow half of :func:`device_of_pointer`: ask runtimes that are not in use yet."""
+    if ptr == 0:
+        raise ValueError("ptr: got 0; want a device pointer (an array of size zero has none: take its device by name)")
+    missing: list[RuntimeUnavailable] = []
+    forked: ForkedProcessError | None = None
+    others = [kind for kind in KINDS if kind not in _runtimes]
+    for kind in sorted(others, key=lambda kind: not mapped_libraries(_DRIVER_LIBRARIES[kind])):
+        try:
+            device = get_runtime(kind).pointer_device(ptr)
+        except RuntimeUnavailable as error:
+            missing.append(error)
+        except ForkedProcessError as error:
+            forked = error
+        else:
+            if device is not None:
+                return kind, device
+    if forked is not None:
+        raise forked
+    if not _runtimes:
+        looked_for = "; ".join(f"{part.kind}: {part.looked_for}" for part in missing)
+        raise RuntimeUnavailable("cuda or rocm", looked_for, " ".join(part.install for part in missing))
+    for runtime in _runtimes.values():
+        runtime.check_library()
+    where = f"which no device of {' or '.join(_runtimes)} has allocated"
+    raise ValueError(f"ptr: got {ptr:#x}, {where}; want a pointer to device memory (is the array on the host, or already freed?)")
 
 
 def _after_fork_in_child() -> None:
     """Disable the runtimes of the parent: their drivers hold threads and mappings that the child lacks."""
-    from .process import has_open
-
     _forked_with.update(_runtimes)
-    # other packages may have initialised HIP without us; CUDA's driver tells us itself when it is first
-    # called
+    # other packages may have initialised HIP without us; CUDA's driver tells us itself when it is first called
     if os.path.exists(_HIP_DEVICE_FILE) and has_open(_HIP_DEVICE_FILE):
         _forked_with.add("rocm")
     for runtime in _runtimes.values():
         runtime.disable_after_fork()
     _runtimes.clear()
-    _lock.release()
 
 
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
+os.register_at_fork(after_in_child=_after_fork_in_child)

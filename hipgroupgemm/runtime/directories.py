@@ -8,10 +8,6 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import shutil
-import stat
-import sys
-import tempfile
 from pathlib import Path
 
 __all__ = ["CACHE_VARIABLE", "cache_directory", "private_directory", "read_trusted", "require_trusted", "temporary_directory"]
@@ -27,13 +23,6 @@ def cache_directory() -> Path | None:
             return Path(named).expanduser()
         except RuntimeError:
             return None  # "~" of somebody who has no home directory
-    if not sys.platform.startswith("linux"):  # on Linux the rule is short, and the import is not free
-        try:
-            from platformdirs import user_cache_path
-        except ImportError:
-            pass
-        else:
-            return user_cache_path("hipgroupgemm")
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
     try:
         return (Path(base) if base else Path.home() / ".cache") / "hipgroupgemm"
@@ -44,8 +33,7 @@ def cache_directory() -> Path | None:
 def require_trusted(path: Path, found: os.stat_result | None = None) -> None:
     """Raises PermissionError where another user owns a file or directory or may write it; FileNotFoundError where there is none.
 
-    Args:
-        path: of the file or directory. found: its status, where the caller has it.
+    ``found`` is its status, where the caller has that.
     """
     found = path.stat() if found is None else found
     if not hasattr(os, "geteuid"):
@@ -53,30 +41,19 @@ def require_trusted(path: Path, found: os.stat_result | None = None) -> None:
     if found.st_uid not in (os.geteuid(), 0):
         raise PermissionError(f"{path} belongs to user {found.st_uid}, who could have put anything there")
     if found.st_mode & 0o022:
-        raise PermissionError(
-            f"{path} can be written by other users (mode {stat.S_IMODE(found.st_mode):o}, want 700), who could have put anything there"
-        )
+        mode = f"mode {found.st_mode & 0o7777:o}, want 700"
+        raise PermissionError(f"{path} can be written by other users ({mode}), who could have put anything there")
 
 
 def private_directory(path: Path) -> Path:
-    """The directory, made for this user alone (mode 700) where it is not there yet.
-
-    Raises:
-        PermissionError: another user owns it or may write it.
-        OSError: it can't be made.
-    """
+    """The directory, made for this user alone (mode 700) where it is not there yet; raises as :func:`require_trusted`, or OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     require_trusted(path)
     return path
 
 
 def read_trusted(path: Path) -> bytes:
-    """The contents of a file that nobody but this user can have written.
-
-    Raises:
-        PermissionError: another user owns it or may write it.
-        OSError: it can't be read; FileNotFoundError where there is none.
-    """
+    """The contents of a file that nobody but this user can have written; raises as :func:`require_trusted`, or OSError."""
     with path.open("rb") as file:
         require_trusted(path, os.fstat(file.fileno()))  # of the file that is open, whatever takes its place meanwhile
         return file.read()
@@ -88,6 +65,9 @@ def temporary_directory() -> Path:
 
     It is removed when the process ends. Raises OSError where not even a temporary directory can be had.
     """
+    import shutil
+    import tempfile
+
     path, owner = tempfile.mkdtemp(prefix="hipgroupgemm-"), os.getpid()
     atexit.register(lambda: shutil.rmtree(path, ignore_errors=True) if os.getpid() == owner else None)
     return Path(path)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import abc
-import threading
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from hipgroupgemm.runtime.forks import new_lock
+
 if TYPE_CHECKING:
-    from .base import Runtime
+    from hipgroupgemm.runtime.base import Runtime
+
+__all__ = ["DEFAULT_SHARED_LIMIT", "DeviceInfo", "Function", "Module", "PreparedLaunch", "UseDevice"]
 
 DEFAULT_SHARED_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that any kernel may use; above it a CUDA kernel must opt in."""
@@ -17,35 +20,19 @@ DEFAULT_SHARED_LIMIT = 48 * 1024
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What one device is.
+    """What one device is. Sizes are bytes."""
 
-    Attributes:
-        index: of the device in this process.
-        name: the vendor's ("NVIDIA H200").
-        architecture: compiler target without feature suffix ("sm_90", "gfx942").
-        features: the suffix ("sramecc+:xnack-"); "" on CUDA.
-        multiprocessors: SMs or CUs.
-        warp_size: threads a warp (32) or wavefront (64).
-        max_threads_per_block: threads.
-        shared_memory_per_block: bytes that a block gets without asking.
-        shared_memory_optin: bytes that a block can get at most.
-        l2_bytes: size of the L2 cache, 0 when unknown.
-        memory_bytes: size of the device's memory.
-        memory_pools: whether stream-ordered allocation works.
-    """
-
-    index: int
-    name: str
-    architecture: str
-    features: str
-    multiprocessors: int
-    warp_size: int
+    index: int  # in this process
+    name: str  # the vendor's, "NVIDIA H200"
+    architecture: str  # compiler target without feature suffix: "sm_90", "gfx942"
+    features: str  # the suffix, "sramecc+:xnack-"; "" on CUDA
+    multiprocessors: int  # SMs or CUs
+    warp_size: int  # threads of a warp (32) or wavefront (64)
     max_threads_per_block: int
-    shared_memory_per_block: int
-    shared_memory_optin: int
-    l2_bytes: int
+    shared_memory_per_block: int  # what a block gets without asking
+    shared_memory_optin: int  # what a block can get at most
+    l2_bytes: int  # 0 when unknown
     memory_bytes: int
-    memory_pools: bool
 
     @property
     def target(self) -> str:
@@ -57,11 +44,9 @@ class Module:
     """Device code loaded on one device. Made by :meth:`Runtime.load_module`."""
 
     def __init__(self, runtime: Runtime, handle: int, device: int) -> None:
-        self.runtime = runtime
-        self.handle = handle
-        self.device = device
+        self.runtime, self.handle, self.device = runtime, handle, device
         self._functions: dict[str, Function] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def get_function(self, name: str, shared_bytes: int = 0) -> Function:
         """A kernel of this module, allowed to use ``shared_bytes`` of dynamic shared memory.
@@ -73,8 +58,6 @@ class Module:
             DeviceError: the module has no such kernel.
         """
         with self._lock:
-            if not self.handle:
-                raise RuntimeError(f"get_function({name!r}): the module was unloaded; load it again")
             function = self._functions.get(name)
             if function is None:
                 function = Function(name, self.runtime._get_function(self, name), self)
@@ -82,41 +65,25 @@ class Module:
             if shared_bytes > function.shared_limit:
                 limit = self.runtime.device_info(self.device).shared_memory_optin
                 if shared_bytes > limit:
-                    raise ValueError(
-                        f"shared_bytes: kernel {name} wants {shared_bytes} bytes of shared memory a block;"
-                        f" device {self.device} gives {limit} at most. Choose a smaller tile or fewer stages"
-                    )
+                    gives = f"device {self.device} gives {limit} at most. Choose a smaller tile or fewer stages"
+                    raise ValueError(f"shared_bytes: kernel {name} wants {shared_bytes} bytes of shared memory a block; {gives}")
                 self.runtime._set_shared_limit(function, shared_bytes)
                 function.shared_limit = shared_bytes
             return function
 
-    def unload(self) -> None:
-        """Unload the code. Kernels still running from it must have finished; its functions become invalid."""
-        with self._lock:
-            handle, self.handle = self.handle, 0
-            self._functions.clear()
-        if handle:
-            self.runtime._unload_module(handle, self.device)
-
 
 class Function:
-    """One kernel of a module.
+    """One kernel of a module, which stays loaded.
 
-    Attributes:
-        name: as in the code object.
-        handle: the driver's, as an int.
-        native: the object that the bindings want for it.
-        module: the module, kept loaded as long as the function is referenced.
-        shared_limit: bytes of dynamic shared memory that it may use now.
+    ``handle`` is the driver's, as an int, and ``native`` the object that the bindings want for it. ``shared_limit`` is how many bytes of
+    dynamic shared memory it may use now.
     """
 
     __slots__ = ("handle", "module", "name", "native", "shared_limit")
 
     def __init__(self, name: str, native: object, module: Module) -> None:
-        self.name = name
-        self.native = native
+        self.name, self.native, self.module = name, native, module
         self.handle = int(native)  # type: ignore[call-overload]
-        self.module = module
         self.shared_limit = DEFAULT_SHARED_LIMIT
 
     def __repr__(self) -> str:
@@ -129,8 +96,7 @@ class UseDevice:
     __slots__ = ("_device", "_previous", "_runtime")
 
     def __init__(self, runtime: Runtime, device: int) -> None:
-        self._runtime = runtime
-        self._device = device
+        self._runtime, self._device = runtime, device
         self._previous: object = None
 
     def __enter__(self) -> int:

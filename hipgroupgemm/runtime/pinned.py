@@ -13,14 +13,7 @@ __all__ = ["PinnedRing"]
 
 
 class PinnedRing:
-    """A few pieces of pinned host memory, used in turn; a piece is used again once the copy from it has ended.
-
-    Args:
-        runtime: whose copies it serves.
-        device: index of the device.
-        nbytes: the largest copy.
-        depth: pieces.
-    """
+    """``depth`` pieces of ``nbytes`` of pinned host memory, used in turn; a piece is used again once the copy from it has ended."""
 
     def __init__(self, runtime: Runtime, device: int, nbytes: int, depth: int = 4) -> None:
         self._runtime, self._device, self._nbytes, self._depth = runtime, device, max(nbytes, 64), depth

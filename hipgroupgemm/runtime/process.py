@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import sys
 
 
@@ -57,3 +58,13 @@ def has_open(path: str) -> bool:
         except OSError:
             continue  # closed since the listing
     return False
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model", "cpu model") and value.strip():
+                return value.strip()
+    return platform.processor() or platform.machine() or "unknown"

@@ -6,6 +6,7 @@ for them. NVIDIA's tools say so in NVTX_INJECTION64_PATH, AMD's in ROCP_TOOL_LIB
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
@@ -44,18 +45,10 @@ def _nvtx() -> RangeFunctions | None:
 
 @functools.lru_cache(1)
 def _roctx() -> RangeFunctions | None:
-    library = next((found for found in map(_library, _ROCTX) if found is not None), None)
-    if library is None:
-        return None
-    push, pop = library.roctxRangePushA, library.roctxRangePop
-    push.argtypes, push.restype, pop.argtypes, pop.restype = [ctypes.c_char_p], ctypes.c_int, [], ctypes.c_int
-    return lambda text: push(text.encode()), pop
-
-
-def _library(name: str) -> ctypes.CDLL | None:
-    """A library that makes roctx ranges, or None."""
-    try:
-        library = ctypes.CDLL(name)
-    except OSError:
-        return None
-    return library if hasattr(library, "roctxRangePushA") else None
+    for name in _ROCTX:
+        with contextlib.suppress(OSError, AttributeError):  # no such library, or one without ranges
+            library = ctypes.CDLL(name)
+            push, pop = library.roctxRangePushA, library.roctxRangePop
+            push.argtypes, push.restype, pop.argtypes, pop.restype = [ctypes.c_char_p], ctypes.c_int, [], ctypes.c_int
+            return lambda text, push=push: push(text.encode()), pop
+    return None

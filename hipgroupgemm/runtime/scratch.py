@@ -30,9 +30,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from hipgroupgemm.runtime.allocator import ALIGNMENT, Buffer, default_allocator, user_allocator
 from hipgroupgemm.runtime.base import Runtime
-from hipgroupgemm.runtime.errors import DeviceMemoryError
+from hipgroupgemm.runtime.memory import ALIGNMENT, Buffer, default_allocator, user_allocator
 
 __all__ = ["PerCapture", "Scratch", "ScratchMemory", "pack_sections"]
 
@@ -48,8 +47,6 @@ def pack_sections(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Offsets of sections of the given sizes (bytes), each 256-byte aligned; and the size of them all."""
     offsets, end = [], 0
     for size in sizes:
-        if size < 0:
-            raise ValueError(f"sizes: got {list(sizes)}; want 0 bytes or more each")
         offsets.append(end)
         end = -(-(end + size) // ALIGNMENT) * ALIGNMENT
     return offsets, end
@@ -62,14 +59,8 @@ class ScratchMemory:
     could not know how long the graph lives. It is zeroed on a stream of its own, so that a capture records nothing of it.
 
     Args:
-        runtime: the device's runtime.
-        device: index of the device.
-        stream: handle of the stream that it is used on.
-        nbytes: its size.
+        runtime, device: where. stream: handle of the stream that it is used on. nbytes: its size.
         graph: whether graphs may hold its address; then only :meth:`close` frees it, and forgetting it does not.
-
-    Raises:
-        DeviceMemoryError: out of memory.
     """
 
     def __init__(self, runtime: Runtime, device: int, stream: int, nbytes: int, *, graph: bool = False) -> None:
@@ -85,20 +76,12 @@ class ScratchMemory:
                 self._buffer = Buffer(allocator, nbytes + ALIGNMENT - 1, device, stream)
                 self.address = -(-self._buffer.ptr // ALIGNMENT) * ALIGNMENT
             else:
-                self.address = self._plain = self._allocate()
+                self.address = self._plain = default_allocator(runtime).allocate(nbytes, device)
             try:
                 self._fill(stream)
             except BaseException:
                 self.close()
                 raise
-
-    def _allocate(self) -> int:
-        try:
-            return self.runtime.malloc_plain(self.nbytes, self.device)
-        except DeviceMemoryError:
-            if not default_allocator(self.runtime).trim(self.device):
-                raise
-        return self.runtime.malloc_plain(self.nbytes, self.device)
 
     def _fill(self, stream: int) -> None:
         runtime = self.runtime
@@ -132,8 +115,7 @@ class ScratchMemory:
 class PerCapture(Generic[_T]):
     """One thing for the plain calls of a stream and one for each capture, made when it is first asked for.
 
-    Args:
-        make: called with the capture's number, 0 for plain calls; what it returns has ``close()``.
+    ``make`` is called with the capture's number, 0 for plain calls; what it returns has ``close()``.
     """
 
     def __init__(self, make: Callable[[int], _T]) -> None:
@@ -165,41 +147,23 @@ class PerCapture(Generic[_T]):
             self._made.popitem()[1].close()
 
 
-class Scratch:
+class Scratch(PerCapture[ScratchMemory]):
     """Scratch memory of ``nbytes`` bytes on one stream, and as much again for each capture; see the top of this file."""
 
     def __init__(self, runtime: Runtime, device: int, stream: int, nbytes: int) -> None:
-        if nbytes < 0:
-            raise ValueError(f"nbytes: got {nbytes}; want 0 or more")
+        super().__init__(lambda capture: ScratchMemory(runtime, device, stream, nbytes, graph=bool(capture)))
         self.runtime, self.device, self.stream, self.nbytes = runtime, device, stream, nbytes
-        self._pieces = PerCapture(lambda capture: ScratchMemory(runtime, device, stream, nbytes, graph=bool(capture)))
 
     def reserve(self) -> None:
         """Allocates ahead what plain calls use; does nothing while the stream is captured."""
         with self.runtime.use_device(self.device):
             if not self.runtime.capture_id(self.stream):
-                self._pieces.get(0)
+                self.get(0)
 
     def pointer(self, capture: int) -> int:
-        """The address for a call, a multiple of 256; 0 where the scratch has 0 bytes.
-
-        Args:
-            capture: ``runtime.capture_id(stream)``.
-
-        Raises:
-            RuntimeError: the scratch was closed.
-            DeviceMemoryError: out of memory.
-        """
-        return self._pieces.get(capture).address
+        """The address for a call, a multiple of 256; ``capture`` is ``runtime.capture_id(stream)``. RuntimeError after :meth:`close`."""
+        return self.get(capture).address
 
     def addresses(self) -> list[int]:
         """The addresses of all memory that is in use."""
-        return [piece.address for piece in self._pieces.all()]
-
-    def in_graph(self) -> bool:
-        """Whether a capture uses it."""
-        return self._pieces.in_graph()
-
-    def close(self) -> None:
-        """Gives all of it back; graphs that were captured with it must not be launched any more. A second call does nothing."""
-        self._pieces.close()
+        return [piece.address for piece in self.all()]

@@ -1,37 +1,30 @@
 """Stream handles: one spelling inside, and the array protocols' spellings at the border.
 
-Inside the package a stream is the driver's handle as an int, and 0 is the default stream. The protocols
-differ:
+Inside the package a stream is the driver's handle as an int, and 0 is the default stream. The protocols differ:
 
 - ``__cuda_array_interface__`` (v3): 1 is the legacy default stream, 2 the per-thread one, 0 is not allowed.
 - DLPack on CUDA: the same numbers, and -1 asks for no synchronisation.
 - DLPack on ROCm: 0 is the default stream; 1 and 2 are not allowed.
 
-CUDA's driver takes 0, 1 (CU_STREAM_LEGACY) and 2 (CU_STREAM_PER_THREAD) as handles; 0 and 1 are the same
-stream.
+CUDA's driver takes 0, 1 (CU_STREAM_LEGACY) and 2 (CU_STREAM_PER_THREAD) as handles; 0 and 1 are the same stream.
 """
 
 from __future__ import annotations
 
-import operator
-
-DEFAULT_STREAM = 0
-CUDA_LEGACY_STREAM = 1
-CUDA_PER_THREAD_STREAM = 2
+_LEGACY, _PER_THREAD = 1, 2
 
 
 def stream_handle(stream: object) -> int:
     """The integer handle of a stream object.
 
-    Takes an int, None (the default stream), and objects with ``__cuda_stream__`` (the protocol of cuda.core
-    and nvmath), ``cuda_stream`` (torch), ``ptr`` (CuPy), ``handle`` (Numba, older cuda.core) or ``__int__``
-    (cuda.bindings, hip-python).
+    Takes an int, None (the default stream), and objects with ``__cuda_stream__`` (the protocol of cuda.core and nvmath), ``cuda_stream``
+    (torch), ``ptr`` (CuPy), ``handle`` (Numba, older cuda.core) or ``__int__`` (cuda.bindings, hip-python).
 
     Raises:
         TypeError: the object is none of these.
     """
     if stream is None:
-        return DEFAULT_STREAM
+        return 0
     if type(stream) is int:
         return stream
     if isinstance(stream, bool | float | str | bytes):
@@ -43,25 +36,16 @@ def stream_handle(stream: object) -> int:
     for name in ("cuda_stream", "ptr", "handle"):
         value = getattr(stream, name, None)
         if value is not None:
-            value = getattr(value, "value", value)
-            return 0 if value is None else int(value)
-    try:
-        return operator.index(stream)  # type: ignore[arg-type]
-    except TypeError:
-        pass
+            return int(getattr(value, "value", value) or 0)  # ctypes has a handle in `value`, None for 0
     try:
         return int(stream)  # type: ignore[call-overload, no-any-return]
     except (TypeError, ValueError):
-        raise TypeError(
-            f"stream: got a {type(stream).__name__}; want an integer handle, None, or an object with"
-            " __cuda_stream__, cuda_stream, ptr or handle"
-        ) from None
+        wanted = "an integer handle, None, or an object with __cuda_stream__, cuda_stream, ptr or handle"
+        raise TypeError(f"stream: got a {type(stream).__name__}; want {wanted}") from None
 
 
 def normalize_stream(kind: str, stream: object) -> int:
-    """The handle that this package uses for ``stream`` on a "cuda" or "rocm" device.
-
-    CUDA's 1 (legacy default) becomes 0, so that one stream has one handle; 2 (per-thread default) stays.
+    """The handle that this package uses for ``stream`` on a "cuda" or "rocm" device; CUDA's 1 becomes 0, so that one stream has one.
 
     Raises:
         TypeError: ``stream`` is no stream.
@@ -70,20 +54,12 @@ def normalize_stream(kind: str, stream: object) -> int:
     handle = stream_handle(stream)
     if handle < 0:
         raise ValueError(f"stream: got {handle}; want a handle of 0 or more (0 is the default stream)")
-    if kind == "rocm":
-        if handle in (CUDA_LEGACY_STREAM, CUDA_PER_THREAD_STREAM):
-            raise ValueError(
-                f"stream: got {handle}, which only CUDA defines; want 0 for the default stream of a ROCm device, or a stream's handle"
-            )
-        return handle
-    return DEFAULT_STREAM if handle == CUDA_LEGACY_STREAM else handle
+    if kind == "rocm" and handle in (_LEGACY, _PER_THREAD):
+        wanted = "0 for the default stream of a ROCm device, or a stream's handle"
+        raise ValueError(f"stream: got {handle}, which only CUDA defines; want {wanted}")
+    return 0 if kind != "rocm" and handle == _LEGACY else handle
 
 
 def protocol_stream(kind: str, stream: int) -> int:
-    """What to hand to a DLPack producer, or export in a CUDA array interface, for one of our handles.
-
-    The default stream is 1 on CUDA (0 is ambiguous there) and 0 on ROCm.
-    """
-    if kind == "cuda" and stream == DEFAULT_STREAM:
-        return CUDA_LEGACY_STREAM
-    return stream
+    """What to hand to a DLPack producer, or export in a CUDA array interface: the default stream is 1 on CUDA and 0 on ROCm."""
+    return _LEGACY if kind == "cuda" and stream == 0 else stream

@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
+import dataclasses
 import logging
-import math
 import os
-import reprlib
 import stat
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from hipgroupgemm.store.identity import DeviceKind
-from hipgroupgemm.store.records import BrokenDocument, NewerDocument, check_document, new_document
+from hipgroupgemm.runtime.directories import private_directory, read_trusted, require_trusted
+from hipgroupgemm.store.records import StoredResult, config_id
 
-__all__ = ["StoreFile", "StoreWriteError", "warn_once"]
+try:
+    import msgspec
+except ImportError:  # then the store is off, see `store.why_off`
+    msgspec = None  # type: ignore[assignment]
+
+__all__ = ["SCHEMA", "VARIABLE", "StoreFile", "StoreWriteError", "decode", "msgspec", "parse", "render", "warn_once"]
+
+VARIABLE = "HIPGROUPGEMM_TUNING_STORE"
+FORMAT = "hipgroupgemm tuning store"
+SCHEMA = 2
 
 _log = logging.getLogger("hipgroupgemm.tuning")
 _LOCK_SECONDS = 30.0
-_SET_ASIDE_SECONDS = 5.0
-
-_parsing = threading.RLock()
 _warned: set[tuple[Any, ...]] = set()
+
+
+@dataclasses.dataclass
+class _Document:
+    """A file or an export: results by their config's id, in the order in which they were stored, each understood when it is asked for."""
+
+    format: str
+    schema: int
+    results: dict[str, list[msgspec.Raw]]
+
+
+class StoreWriteError(RuntimeError):
+    """A file of the store can't be written; the text says which, why, and what to do."""
 
 
 def warn_once(key: tuple[Any, ...], text: str, *arguments: object) -> None:
@@ -36,260 +51,148 @@ def warn_once(key: tuple[Any, ...], text: str, *arguments: object) -> None:
         _log.warning(text, *arguments)
 
 
-class StoreWriteError(RuntimeError):
-    """A file of the store can't be written; the text says which, why, and what to do."""
+def parse(data: bytes) -> dict[str, list[Any]]:
+    """The results of a file or an export; raises ValueError for anything else."""
+    try:
+        document = msgspec.json.decode(data, type=_Document)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is no tuning store ({error})") from None
+    if document.format != FORMAT or document.schema != SCHEMA:
+        raise ValueError(f"is {document.format!r} of schema {document.schema}, this version of hipgroupgemm knows {FORMAT!r} of {SCHEMA}")
+    return document.results
+
+
+def render(results: Iterable[StoredResult], others: dict[str, list[Any]]) -> bytes:
+    """The text of a file or an export: `others` as they are, and `results` behind them."""
+    for result in results:
+        others.setdefault(config_id(result.config), []).append(msgspec.Raw(msgspec.json.encode(result)))
+    return msgspec.json.format(msgspec.json.encode(_Document(FORMAT, SCHEMA, others)), indent=1) + b"\n"
+
+
+def decode(name: str, raws: Iterable[Any], where: object) -> tuple[list[StoredResult], list[Any]]:
+    """The results of a config's id, and those that are not understood, which cost one warning a file."""
+    found, others = [], []
+    for raw in raws:
+        try:
+            result = msgspec.json.decode(raw, type=StoredResult)
+            if config_id(result.config) != name or result.config != result.config.key():
+                raise ValueError("its config is not the one that its name says")
+            found.append(result)
+        except (ValueError, RecursionError) as error:
+            others.append(raw)
+            warn_once(("result", where), "tuning store: %s has a result that is not understood (%s); it is skipped", where, error)
+    return found, others
 
 
 class StoreFile:
-    """The results of one kind of device. Any thread and any process may use it at any time.
+    """The results for one kind of device. Any thread and any process may use it at any time.
 
-    Readers take no lock: a file is replaced in one step, so they see the old one or the new one. Writers hold a lock beside the file
-    (`.NAME.lock`, which stays), read what is there, change it, and replace it once the new one is on the disk. A writer that is killed
-    leaves the file as it was, frees its lock and leaves a temporary file, which the next writer removes.
-
-    A file that can't be understood is renamed to NAME.broken-N. One of a later schema belongs to a newer version of this package: it is
-    neither read nor touched, and nothing is stored as long as it is there. A symbolic link stays one: all this is done to what it leads to.
-
-    Args:
-        path: of the file; it and its directory need not exist.
-        device: the kind of device that it is for.
+    Readers take no lock: a file is replaced in one step. Writers hold a lock beside it (`.NAME.lock`, which stays), read what is there,
+    change it, and replace it once the new one is on the disk. A file that can't be understood is passed over, and set aside as
+    NAME.broken-N by the next writer. A symbolic link stays one: all this is done to what it leads to.
     """
 
-    def __init__(self, path: Path, device: DeviceKind) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.device = device
         self.trouble = ""  # why a file that is there can't be used
         self._name = os.fspath(path)
-        self._read: tuple[tuple[int, ...] | None, dict[str, Any] | None] = (None, None)  # (what stat said, the document)
-        self._memo: tuple[Any, dict[str, Any]] = (None, {})  # (the document, what was made of parts of it)
+        self._read: tuple[Any, dict[str, list[Any]], dict[str, list[StoredResult]]] = (None, {}, {})  # (of stat, raw, understood)
 
-    def document(self) -> dict[str, Any] | None:
-        """The document, None where there is none that can be used. Not to be changed. Costs one stat as long as the file is the same."""
+    def results(self, name: str | None = None) -> list[StoredResult]:
+        """The results of a config's id, or all. Raises nothing; costs one stat as long as the file is the same."""
+        raws, known = self._current()
+        found = []
+        for one in list(raws) if name is None else [name]:
+            if one not in known:
+                known[one] = decode(one, raws.get(one, ()), self.path)[0]
+            found += known[one]
+        return found
+
+    def _current(self) -> tuple[dict[str, list[Any]], dict[str, list[StoredResult]]]:
+        seen = None
         try:
-            seen = _signature(os.stat(self._name))
-        except (OSError, ValueError) as error:  # ValueError: a null character in the name
-            self.trouble = ""
-            if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-                self._unreadable(error)
-            return None
-        known = self._read
-        if known[0] == seen:
-            return known[1]
-        with _parsing:
+            found = os.stat(self._name)
+            seen = (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
             if self._read[0] != seen:
-                self._read = (seen, self._parsed())
-            return self._read[1]
-
-    def memo(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Where what was made of parts of a document may be kept, as long as it is the one that was read last."""
-        known = self._memo
-        if known[0] is not document:
-            self._memo = known = (document, {})
-        return known[1]
-
-    def _parsed(self) -> dict[str, Any] | None:
-        self.trouble = ""
-        try:
-            document = self._load()
-        except OSError as error:
-            self._unreadable(error)
-        except NewerDocument as error:
-            warn_once(("newer", self._name), "tuning store: %s %s; it is left alone and not used", self.path, error)
-            self.trouble = f"{self.path} {error}"
-        except BrokenDocument as error:
-            self._set_aside(error)
-            self.trouble = f"{self.path} {error}"
-        else:
-            self.trouble = f"{self.path} is of another device" if document is None and os.path.exists(self.path) else ""
-            return document
-        return None
-
-    def _unreadable(self, error: OSError | ValueError) -> None:
-        why = getattr(error, "strerror", None) or str(error)
-        warn_once(("read", self._name), "tuning store: can't read %s (%s); going on without it", self.path, why)
-        self.trouble = f"{self.path} can't be read ({why})"
-
-    def _load(self) -> dict[str, Any] | None:
-        """The document on the disk, None where there is none."""
-        try:
-            if not stat.S_ISREG(os.stat(self._name).st_mode):  # a pipe would keep us waiting
-                raise OSError(errno.EINVAL, "Is no regular file", self._name)
-            text = self.path.read_bytes()
+                self.trouble, self._read = "", (seen, self._load(), {})
         except (FileNotFoundError, NotADirectoryError):
-            return None
-        try:
-            data: Any = json.loads(text, parse_float=_finite, parse_constant=str)
-        except (ValueError, RecursionError) as error:
-            raise BrokenDocument(f"is not JSON ({error})") from None
-        kind = check_document(data)
-        if kind != self.device:
-            warn_once(("device", self._name), "tuning store: %s is of %s, not of %s; it is not used", self.path, kind, self.device)
-            return None
-        document: dict[str, Any] = data
-        return document
+            self.trouble, self._read = "", (None, {}, {})
+        except (OSError, ValueError) as error:  # ValueError: no document, or a null character in the name
+            self.trouble, self._read = f"{self.path} {getattr(error, 'strerror', None) or error}", (seen, {}, {})
+            warn_once(("read", self.trouble), "tuning store: %s; going on without it", self.trouble)
+        return self._read[1:]
 
-    # ---- writing -----------------------------------------------------------------------------------------------------------
+    @property
+    def empty(self) -> bool:
+        """Whether the file that was read last holds nothing."""
+        return not self._read[1]
 
-    def update(self, change: Callable[[dict[str, Any]], bool]) -> bool:
-        """Lets `change` alter the document, under the lock, and writes it if that returns true. Returns whether it was written.
+    def _load(self) -> dict[str, list[Any]]:
+        """What is on the disk; raises OSError and ValueError."""
+        if not stat.S_ISREG(os.stat(self._name).st_mode):  # a pipe would keep us waiting
+            raise OSError("is no regular file")
+        require_trusted(self.path.parent)
+        return parse(read_trusted(self.path))
+
+    def update(self, change: Callable[[list[StoredResult]], list[StoredResult]], name: str | None = None) -> bool:
+        """Puts what `change` makes of the results of a config's id, or of all, in their place, under the lock. Whether that was another.
 
         Raises:
-            StoreWriteError: the file is of a newer version or another device, or the directory can't be written.
+            StoreWriteError: the directory or the file can't be written, or is not ours alone.
         """
-        advice = "set HIPGROUPGEMM_TUNING_STORE to a directory that can be written, or to off"
         try:
-            self._make_directory()
-            with self._locked(_LOCK_SECONDS):
+            from filelock import FileLock
+
+            private_directory(self.path.parent)
+            real = Path(os.path.realpath(self.path))
+            with FileLock(real.with_name(f".{real.name}.lock"), timeout=_LOCK_SECONDS, mode=0o600):
                 try:
-                    document = self._load()
-                    if document is None and os.path.exists(self.path):
-                        raise StoreWriteError(f"{self.path}: is of another device than {self.device}; move it away")
-                except NewerDocument as error:
-                    raise StoreWriteError(
-                        f"{self.path}: {error}, and is left as it is; upgrade hipgroupgemm, or let HIPGROUPGEMM_TUNING_STORE name another "
-                        "directory"
-                    ) from None
-                except BrokenDocument as error:
-                    self._rename_broken(error)
-                    document = None
-                document = new_document(self.device) if document is None else document
-                if not change(document):
+                    raws = self._load()
+                except FileNotFoundError:
+                    raws = {}
+                except ValueError as error:
+                    _set_aside(real, error)
+                    raws = {}
+                held: list[StoredResult] = []
+                for one in list(raws) if name is None else [name]:
+                    found, raws[one] = decode(one, raws.get(one, ()), self.path)
+                    held += found
+                results = change(held)
+                if [*map(id, results)] == [*map(id, held)]:  # equal ones may differ in their times
                     return False
-                text, lost = _text(document)
-                if lost and os.path.exists(self.path):
-                    self._rename_broken(BrokenDocument(f"has parts that can't be written again ({', '.join(lost)})"))
-                self._replace(text)
+                _replace(real, render(results, raws))
                 return True
-        except OSError as error:  # filelock's Timeout is one too
-            why = error.strerror or f"{type(error).__name__}: {error}"
-            raise StoreWriteError(f"{self.path}: can't be written ({why}); {advice}") from error
-        except ValueError as error:
-            raise StoreWriteError(f"{self.path}: can't be written ({error}); {advice}") from error
-        except NotImplementedError as error:  # no locks on this file system
-            raise StoreWriteError(f"{self.path}: can't be locked ({error}); {advice}") from error
-        except ImportError as error:
-            raise StoreWriteError(f"{self.path}: writing needs filelock ({error}); pip install filelock") from error
+        except (OSError, ValueError, NotImplementedError, ImportError) as error:  # filelock's Timeout is an OSError
+            why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            remedy = (
+                "pip install filelock" if isinstance(error, ImportError) else "set HIPGROUPGEMM_TUNING_STORE to another directory, or off"
+            )
+            raise StoreWriteError(f"{self.path}: can't be written ({why}); {remedy}") from error
 
-    def _make_directory(self) -> None:
-        directory = self.path.parent
-        if not directory.is_dir():
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            # for the user alone, as long as nobody gives it to others
-            directory.mkdir(mode=0o700, exist_ok=True)
 
-    def _mode(self) -> int:
-        """A file may be read and written by those who may read and write its directory."""
-        return 0o600 | (os.stat(self.path.parent).st_mode & 0o066)
+def _set_aside(path: Path, reason: ValueError) -> None:
+    number = 1
+    while os.path.lexists(aside := path.with_name(f"{path.name}.broken-{number}")):
+        number += 1
+    os.rename(path, aside)
+    _log.warning("tuning store: %s %s; it was set aside as %s", path, reason, aside.name)
 
-    @contextlib.contextmanager
-    def _locked(self, seconds: float) -> Iterator[None]:
-        from filelock import FileLock
 
-        real = self._real()
-        lock = FileLock(real.with_name(f".{real.name}.lock"), timeout=seconds, mode=self._mode())
-        with lock:
-            yield
-
-    def _real(self) -> Path:
-        """The file itself, where the store's is a symbolic link: what is replaced, set aside and locked is what the link leads to."""
-        return Path(os.path.realpath(self.path)) if os.path.islink(self.path) else self.path
-
-    def _replace(self, text: str) -> None:
-        """Puts a new file in the place of the old one, under the lock."""
-        real = self._real()
-        directory = real.parent
-        prefix = f".{real.name}."
-        for name in os.listdir(directory):  # of writers that were killed: none is at work, since the lock is ours
-            if name.startswith(prefix) and name.endswith(".tmp"):
-                with contextlib.suppress(OSError):
-                    os.unlink(directory / name)
-        descriptor, temporary = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=directory)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(text.encode())
-                file.flush()
-                os.fchmod(file.fileno(), self._mode())
-                os.fsync(file.fileno())
-            os.replace(temporary, real)
-        except BaseException:
+def _replace(path: Path, data: bytes) -> None:
+    """Puts a new file in the place of the old one, under the lock."""
+    prefix = f".{path.name}."
+    for name in os.listdir(path.parent):  # of writers that were killed: none is at work, since the lock is ours
+        if name.startswith(prefix) and name.endswith(".tmp"):
             with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        _sync_directory(directory)
-
-    # ---- what is broken ----------------------------------------------------------------------------------------------------
-
-    def _set_aside(self, reason: BrokenDocument) -> None:
-        """Renames a file that a reader found broken, unless somebody has replaced it since."""
-        try:
-            with self._locked(_SET_ASIDE_SECONDS):
-                try:
-                    self._load()
-                except NewerDocument:
-                    pass
-                except BrokenDocument as still:
-                    self._rename_broken(still)
-        except (OSError, NotImplementedError, ImportError):
-            warn_once(("broken", self._name), "tuning store: %s %s; it is not used", self.path, reason)
-
-    def _rename_broken(self, reason: BrokenDocument) -> None:
-        number, real = 1, self._real()
-        while os.path.lexists(aside := real.with_name(f"{real.name}.broken-{number}")):
-            number += 1
-        os.rename(real, aside)
-        _log.warning("tuning store: %s %s; it was set aside as %s", self.path, reason, aside.name)
-
-
-def _text(document: dict[str, Any]) -> tuple[str, list[str]]:
-    """A document as JSON, one config a line: an indented one takes the slow encoder, seconds for thousands of configs.
-
-    With it the names of parts that JSON can be read to but not written from (nested too deeply for the encoder), which are left out.
-    """
-    lost: list[str] = []
-
-    def line(name: str, part: Any) -> str | None:
-        try:
-            return f"{json.dumps(name)}: {json.dumps(part, allow_nan=False)}"
-        except (ValueError, RecursionError):
-            lost.append(reprlib.repr(name))
-            return None
-
-    def config(name: str, entry: dict[str, Any]) -> str | None:
-        whole = line(name, entry)
-        if whole is not None:
-            return whole
-        results = [result for result in entry["results"] if line("result", result) is not None]
-        return line(name, {"config": entry["config"], "results": results})
-
-    lines = [line(name, part) for name, part in document.items() if name != "configs"]
-    configs = [config(name, entry) for name, entry in document["configs"].items()]
-    head = [f"{text}," for text in lines if text is not None]
-    return "\n".join(["{", *head, '"configs": {', ",\n".join(text for text in configs if text is not None), "}", "}", ""]), lost
-
-
-def _finite(text: str) -> float | str:
-    """A number of a document; what is too large to be one stays text, as this package writes infinities, and is refused where it counts."""
-    value = float(text)
-    return value if math.isfinite(value) else text
-
-
-def _signature(found: os.stat_result) -> tuple[int, ...]:
-    return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
-
-
-def _sync_directory(directory: Path) -> None:
-    """Makes a rename last through a power failure, where the file system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _renew_lock() -> None:
-    global _parsing
-    _parsing = threading.RLock()  # a thread of the parent may have held it
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+                os.unlink(path.parent / name)
+    descriptor, temporary = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -9,12 +9,13 @@ import platform
 import re
 from typing import Any
 
+from hipgroupgemm import runtime
 from hipgroupgemm.backends import backend_kinds, get_backend
 from hipgroupgemm.backends.base import versions_of
 from hipgroupgemm.operands.views import CPU, Device
-from hipgroupgemm.runtime.process import available_cores
+from hipgroupgemm.runtime.process import available_cores, cpu_model
 
-__all__ = ["DeviceKind", "device_kind", "device_name", "identity", "versions_here"]
+__all__ = ["DeviceKind", "device_kind", "device_name", "device_of", "identity"]
 
 _log = logging.getLogger("hipgroupgemm.tuning")
 _LONGEST, _MOST_UNITS = 64, 1 << 20
@@ -55,22 +56,26 @@ def device_kind(device: Device) -> DeviceKind:
     """The kind of a device, asked once. Raises RuntimeError or ValueError where a GPU can't be asked or is not there."""
     if device.kind == "cpu":
         return DeviceKind("cpu", platform.machine() or "unknown", available_cores())
-    from hipgroupgemm.runtime import get_runtime
-
-    info = get_runtime(device.kind).device_info(device.index)
+    info = runtime.get_runtime(device.kind).device_info(device.index)
     return DeviceKind(device.kind, info.architecture, info.multiprocessors)
 
 
 @functools.lru_cache(64)
 def device_name(device: Device) -> str:
     """The product's name, such as "NVIDIA H200", asked once. Raises as `device_kind`."""
-    if device.kind == "cpu":
-        from hipgroupgemm.measure.environment import cpu_model
+    return cpu_model() if device.kind == "cpu" else runtime.get_runtime(device.kind).device_info(device.index).name
 
-        return cpu_model()
-    from hipgroupgemm.runtime import get_runtime
 
-    return get_runtime(device.kind).device_name(device.index)
+def device_of(kind: DeviceKind) -> Device | None:
+    """A device of that kind, if this machine has one."""
+    devices = [CPU]
+    if kind.kind != "cpu":
+        try:
+            devices = [Device(kind.kind, index) for index in range(runtime.get_runtime(kind.kind).device_count())]
+        except RuntimeError as error:
+            _log.debug("%s: %s", kind, error)
+            return None
+    return next((device for device in devices if device_kind(device) == kind), None)
 
 
 def identity(device: Device) -> dict[str, Any]:
@@ -82,7 +87,6 @@ def identity(device: Device) -> dict[str, Any]:
 
     The device is asked once, the versions are read anew. Raises RuntimeError or ValueError where a GPU can't be asked or is not there.
     """
-    kind = device_kind(device)
     versions: dict[str, str] = {}
     backends: dict[str, list[str]] = {}
     for name, kinds in backend_kinds().items():
@@ -95,32 +99,4 @@ def identity(device: Device) -> dict[str, Any]:
             continue
         versions.update(own)
         backends[name] = list(own)
-    return {**dataclasses.asdict(kind), "name": device_name(device), "versions": versions, "backends": backends}
-
-
-def versions_here(kind: DeviceKind, backend: str) -> dict[str, str] | None:
-    """What a backend's results depend on for a kind of device on this machine; None where the device, the backend or its library is not
-    here, so that nothing can be said of results for it.
-    """
-    device = _device_of(kind)
-    if device is None:
-        return None
-    try:
-        return versions_of(get_backend(backend), device)
-    except Exception as error:  # the backend's library is missing or fails
-        _log.debug("versions of backend %s on %s: %s", backend, device, error)
-        return None
-
-
-def _device_of(kind: DeviceKind) -> Device | None:
-    """A device of that kind, if this machine has one."""
-    devices = [CPU]
-    if kind.kind != "cpu":
-        from hipgroupgemm.runtime import get_runtime
-
-        try:
-            devices = [Device(kind.kind, index) for index in range(get_runtime(kind.kind).device_count())]
-        except RuntimeError as error:
-            _log.debug("%s: %s", kind, error)
-            return None
-    return next((device for device in devices if device_kind(device) == kind), None)
+    return {**dataclasses.asdict(device_kind(device)), "name": device_name(device), "versions": versions, "backends": backends}

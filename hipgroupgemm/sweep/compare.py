@@ -14,7 +14,7 @@ from hipgroupgemm.measure.environment import busy_note
 from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
 from hipgroupgemm.sweep.jobs import SweepJob
 from hipgroupgemm.sweep.results import BAD, RIGHT, Record, Row, Sweep
-from hipgroupgemm.tuning.columns import FEW
+from hipgroupgemm.tuning.tables import FEW
 
 __all__ = ["Comparison", "Finding", "Pair", "compare", "flat", "series_of"]
 
@@ -22,7 +22,7 @@ DRIFT = 1.1
 DOUBTS = {
     "busy": "others were at work on the machine",
     "few": f"fewer than {FEW} timed calls",
-    "drift": f"the device's measured ceilings differ by more than {DRIFT - 1:.0%}",
+    "drift": f"the device's measured roofline differs by more than {DRIFT - 1:.0%}",
 }
 """Why the times of two sweeps can't be compared."""
 
@@ -58,6 +58,11 @@ class Pair(msgspec.Struct):
     same_algorithms_ratio: float | None = None
     changed: bool = False
     old_winner_now: str = ""
+
+    @property
+    def mark(self) -> str:
+        """What stands before a ratio that means little."""
+        return "?" if self.not_comparable else "~" if self.within_noise else ""
 
 
 class Finding(msgspec.Struct):
@@ -209,8 +214,10 @@ def _doubts(before: Record, after: Record) -> list[str]:
 
 
 def _drifted(before: Record, after: Record) -> bool:
-    """Whether one kind of device had other ceilings the second time."""
-    one, two = ({**((record.report or {}).get("ceilings") or {}), **record.identity} for record in (before, after))
+    """Whether one kind of device had another roofline the second time."""
+    reports = [record.report or {} for record in (before, after)]
+    rooflines = [report.get("roofline") or report.get("ceilings") or {} for report in reports]  # the name in older files
+    one, two = ({**roofline, **record.identity} for roofline, record in zip(rooflines, (before, after), strict=True))
     if any(one.get(name) != two.get(name) for name in ("kind", "target", "name", "compute_units")):
         return False
     pairs = [(one.get(name), two.get(name)) for name in ("flops", "bandwidth")]

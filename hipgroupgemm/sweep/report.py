@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from hipgroupgemm.benchmark.plots import Panel, save_panels
 from hipgroupgemm.measure.environment import busy_note
 from hipgroupgemm.measure.text import STDOUT, bytes_text, number_text, stdout_console, write_text
 from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
 from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, compare, flat, series_of
-from hipgroupgemm.sweep.plots import comparison_panels, save_panels, sweep_panels
-from hipgroupgemm.sweep.results import RIGHT, Record, Row, Sweep, read_sweep
-from hipgroupgemm.tuning.columns import FEW, WIDE, Column, fitting_table, noise_text
+from hipgroupgemm.sweep.plots import comparison_panels, sweep_panels
+from hipgroupgemm.sweep.results import RIGHT, Record, Row, Sweep, identity_text, read_sweep
+from hipgroupgemm.tuning.tables import FEW, WIDE, Column, fitting_table, noise_text
 
 __all__ = ["console_for", "print_sweep", "report", "say", "verdicts_of", "warnings_of", "write_csv", "write_plots"]
 
@@ -144,11 +145,11 @@ def _write(path: Path, text: str, console: Console) -> None:
         say(f"wrote {path}", console=console)
 
 
-def write_plots(paths: Sequence[Path], panels: Sequence[Any], console: Console) -> None:
-    """Pictures, where there is something to draw."""
+def write_plots(paths: Sequence[Path], panels: Sequence[Panel], notes: Iterable[str], console: Console) -> None:
+    """Pictures, where there is something to draw; the notes stand below."""
     for path in paths:
         if panels:
-            save_panels(panels, path)
+            save_panels(panels, path, "\n".join(dict.fromkeys(notes)))
         say(f"wrote {path}" if panels else f"{path} was not written: there is no winner, so there is nothing to plot", console=console)
 
 
@@ -182,8 +183,9 @@ def report(paths: Sequence[Path], *, csv_path: Path | None = None, json_path: Pa
         _write(json_path, json.dumps(data, indent=1) + "\n", console)
     lines = [{"base_label": c.base.label, "other_label": c.other.label, **flat(pair)} for c in comparisons for pair in c.problems]
     write_csv(csv_path, lines or sweep_lines(series[0].records), console)
-    panels = comparison_panels(comparisons) if comparisons else sweep_panels(series[0].records, warnings_of(series[0].records))
-    write_plots(plots, panels, console)
+    notes = [note for one in series for note in (f"{one.label}: {identity_text(one.records[0].identity)}", *warnings_of(one.records))]
+    notes += [warning for comparison in comparisons for warning in comparison.warnings]
+    write_plots(plots, comparison_panels(comparisons) if comparisons else sweep_panels(series[0].records), notes, console)
     return 1 if any(comparison.newly_wrong for comparison in comparisons) else 0
 
 
@@ -208,7 +210,7 @@ def _print_summary(console: Console, sweep: Sweep) -> dict[str, Any]:
         "warnings": warnings_of(records),
     }
     say(sweep.label, "bold", console)
-    say(f"  {facts['device']}; {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}", console=console)
+    say(f"  {identity_text(first.identity)}", console=console)
     say("  " + "; ".join(f"{name}: {_counts(facts[name])}" for name in ("jobs", "candidates", "winners by backend")), console=console)
     if sweep.done < sweep.header.jobs:
         state = f"{sweep.done} of {sweep.header.jobs} jobs of the file are done"
@@ -261,12 +263,11 @@ def _print_pairs(console: Console, title: str, pairs: Sequence[Pair]) -> None:
     def numbers(name: str) -> list[str]:
         return ["-" if (value := getattr(pair, name)) is None else f"{value:.3f}" for pair in pairs]
 
-    marks = ["? " if pair.not_comparable else "~ " if pair.within_noise else "" for pair in pairs]
     columns = [
         Column("class", [pair.job.kind for pair in pairs], right=False),
         Column("before ms", [number_text(pair.base_ms) for pair in pairs], 1),
         Column("now ms", [number_text(pair.other_ms) for pair in pairs], 1),
-        Column("ratio", [mark + text for mark, text in zip(marks, numbers("ratio"), strict=True)]),
+        Column("ratio", [f"{pair.mark} {pair.ratio:.3f}" for pair in pairs]),
         Column("from", numbers("ratio_from"), 2),
         Column("to", numbers("ratio_to"), 2),
         Column("same alg.", numbers("same_algorithms_ratio"), 3),

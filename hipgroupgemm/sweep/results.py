@@ -13,10 +13,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from hipgroupgemm.measure.text import STDOUT, write_text
+from hipgroupgemm.measure.text import STDOUT
 from hipgroupgemm.sweep.jobs import RequestError, SweepJob, SweepRequest
 
-__all__ = ["BAD", "DONE", "RIGHT", "Header", "Record", "Row", "Sweep", "SweepFile", "kind_of", "read_sweep"]
+__all__ = ["BAD", "DONE", "RIGHT", "Header", "Record", "Row", "Sweep", "SweepFile", "check_free", "identity_text", "kind_of", "read_sweep"]
 
 FORMAT, VERSION = "hipgroupgemm sweep", 2
 DONE = ("ok", "refused")
@@ -78,23 +78,14 @@ class Record(msgspec.Struct, dict=True):
         return msgspec.convert((self.report or {}).get("rows", []), list[Row])
 
     @property
-    def key(self) -> tuple[SweepJob, str]:
-        """What a sweep has one result of: a job on a kind of device."""
-        return self.job, kind_of(self.identity)
-
-    @property
     def device_title(self) -> str:
         """The device's kind and product name."""
-        return f"{self.identity.get('kind')}: {self.identity.get('name') or self.identity.get('target')}"
+        return identity_text(self.identity).partition(";")[0]
 
 
 class Header(msgspec.Struct, kw_only=True, tag_field="format", tag=FORMAT):
-    """A file's first line.
-
-    Attributes:
-        request: what was asked for. devices: the identities of its devices, by name. jobs: how many there are when it is finished.
-        machine: processor, cores, system, commit. started: ISO 8601, UTC.
-    """
+    """A file's first line: what was asked for, the identities of its devices by name, how many jobs there are when it is finished, the
+    machine (processor, cores, system, commit), and when it was begun (ISO 8601, UTC)."""
 
     version: int = VERSION
     request: SweepRequest
@@ -108,8 +99,8 @@ class Sweep(msgspec.Struct):
     """What a sweep's file holds.
 
     Attributes:
-        results: by `Record.key`; of a job that ran again the last one counts. size: bytes of whole lines. torn: a part of a line follows.
-        label: what a report calls it.
+        results: by job and kind of device, in the order in which they first ended; of a job that ran again the last one counts.
+        size: bytes of whole lines. torn: whether a part of a line follows. label: what a report calls it.
     """
 
     path: Path
@@ -121,7 +112,7 @@ class Sweep(msgspec.Struct):
 
     @property
     def records(self) -> list[Record]:
-        """The results, in the order in which jobs first ended."""
+        """The results alone."""
         return list(self.results.values())
 
     @property
@@ -135,6 +126,12 @@ def kind_of(identity: Mapping[str, Any]) -> str:
     return json.dumps(identity, sort_keys=True)
 
 
+def identity_text(identity: Mapping[str, Any]) -> str:
+    """An identity in a line: the device's kind and product name, and the versions."""
+    versions = ", ".join(f"{name} {version}" for name, version in dict(identity.get("versions", {})).items())
+    return f"{identity.get('kind')}: {identity.get('name') or identity.get('target')}; {versions}"
+
+
 def read_sweep(path: Path) -> Sweep:
     """Reads a sweep's file. A last line without its end is left out.
 
@@ -142,29 +139,24 @@ def read_sweep(path: Path) -> Sweep:
         OSError: the file can't be read.
         ValueError: it is no sweep's, of another version, or a line can't be read; the text says which. Nothing else is left out.
     """
-    *lines, torn = path.read_bytes().split(b"\n")
-    try:
-        header = json.loads(lines[0])
-        told = header.get("format"), header.get("version")
-    except (ValueError, AttributeError, IndexError):
-        told = None, None
-    if told == (FORMAT, 1) or (told[0] is None and FORMAT.encode() in path.read_bytes()[:200]):
-        raise ValueError(f"{path}: is of an older hipgroupgemm, or laid out anew; wanted JSON Lines: a header line, then a line a job")
-    if told[0] != FORMAT:
+    data = path.read_bytes()
+    if FORMAT.encode() not in data[:100]:
         raise ValueError(f"{path}: is no file that hipgroupgemm sweep --json wrote")
-    if told[1] != VERSION:
-        raise ValueError(f"{path}: is of version {told[1]!r}, this hipgroupgemm reads version {VERSION}; use the one that wrote it")
-    number = 0
+    number, results, (*lines, torn) = 1, {}, data.split(b"\n")
     try:
-        sweep = Sweep(path, msgspec.convert(header, Header), {}, sum(map(len, lines)) + len(lines), bool(torn))
+        told = json.loads(lines[0])
+        if told.get("version") != VERSION:
+            raise ValueError(f"it is of version {told.get('version')}")
+        header = msgspec.convert(told, Header)
         for line in lines[1:]:
             number += 1
             record = msgspec.convert(json.loads(line), Record)
             _ = record.rows
-            sweep.results[record.key] = record
-    except ValueError as error:
-        raise ValueError(f"{path}: line {number + 1} can't be read ({error}); mend or remove it, or start a sweep anew") from None
-    return sweep
+            results[record.job, kind_of(record.identity)] = record
+    except (ValueError, IndexError, AttributeError) as error:
+        wanted = f"wanted JSON Lines of version {VERSION}: a header, then a line a job"
+        raise ValueError(f"{path}: line {number} can't be read ({error}); {wanted}; mend it, or start a sweep anew") from None
+    return Sweep(path, header, results, len(data) - len(torn), bool(torn))
 
 
 class SweepFile:
@@ -179,51 +171,32 @@ class SweepFile:
     """
 
     def __init__(self, path: Path, header: Header | None = None, *, overwrite: bool = False) -> None:
-        self.sweep: Sweep | None = None
         self._file: BinaryIO
+        self._end: int | None = None  # where what is left of a killed sweep's last line begins
         if path == STDOUT or (path.exists() and not path.is_file()):
             self._file = sys.stdout.buffer if path == STDOUT else path.open("wb")
         else:
-            path = Path(os.path.realpath(path))
             if header is not None:
                 check_free(path, overwrite)
-            self._file = path.open("r+b" if path.exists() else "xb")
-            self._lock(path)
+            self._file, self._end = path.open("r+b" if path.exists() else "xb"), 0
         try:
-            if header is None:
-                self.sweep = read_sweep(path)
-            elif overwrite and path.is_file():  # the old one stays until the new one is on the disk
-                write_text(path, _line(header).decode())
-                self._file.close()
-                self._file = path.open("ab")
-                self._lock(path)
-            else:
-                self._write(_line(header))
+            _lock(self._file, path)
+            self.sweep = read_sweep(path) if header is None else None
+            if self.sweep is not None:
+                self._end = self.sweep.size
+            elif header is not None:
+                self.append(header)
         except BaseException:
             self.close()
             raise
 
-    def _lock(self, path: Path) -> None:
-        with contextlib.suppress(ImportError):
-            import fcntl
-
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.close()
-                raise RuntimeError(f"{path}: another sweep is writing to it; wait for that one, or name another file") from None
-            except OSError:
-                return  # a file system without locks: nothing is known, nothing is refused
-
-    def append(self, record: Record) -> None:
-        """Adds a job and waits until it is on the disk."""
-        if self.sweep is not None and self._file.tell() < self.sweep.size:  # what was torn goes, now that there is something new
-            self._file.seek(self.sweep.size)
+    def append(self, value: Header | Record) -> None:
+        """Adds a line and waits until it is on the disk."""
+        if self._end is not None:
+            self._file.seek(self._end)
             self._file.truncate()
-        self._write(_line(record))
-
-    def _write(self, line: bytes) -> None:
-        self._file.write(line)
+            self._end = None
+        self._file.write(json.dumps(msgspec.to_builtins(value)).encode() + b"\n")  # json has an escape for all that a reason may hold
         self._file.flush()
         with contextlib.suppress(OSError):  # a pipe
             os.fsync(self._file.fileno())
@@ -234,8 +207,15 @@ class SweepFile:
             self._file.close()
 
 
-def _line(value: Header | Record) -> bytes:
-    return json.dumps(msgspec.to_builtins(value)).encode() + b"\n"  # of json: it has an escape for everything that a reason may hold
+def _lock(file: BinaryIO, path: Path) -> None:
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RuntimeError(f"{path}: another sweep is writing to it; wait for that one, or name another file") from None
+    except (ImportError, OSError):  # a system or a file without locks: nothing is known, nothing is refused
+        return
 
 
 def check_free(path: Path, overwrite: bool) -> None:

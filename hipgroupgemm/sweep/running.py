@@ -21,12 +21,13 @@ import hipgroupgemm
 from hipgroupgemm.measure.environment import blas_name, commit_of, cpu_model, load_average
 from hipgroupgemm.measure.text import STDOUT, number_text
 from hipgroupgemm.processes import Worker, WorkerDied, WorkerTimedOut, available_cores
-from hipgroupgemm.store.store import TuningStore
+from hipgroupgemm.store.store import default_store
 from hipgroupgemm.sweep.jobs import RequestError, SweepJob, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.plots import sweep_panels
 from hipgroupgemm.sweep.report import console_for, print_sweep, say, sweep_lines, verdicts_of, warnings_of, write_csv, write_plots
-from hipgroupgemm.sweep.results import BAD, DONE, Header, Record, SweepFile, check_free, kind_of
-from hipgroupgemm.sweep.workers import Outcome
+from hipgroupgemm.sweep.results import BAD, DONE, Header, Record, SweepFile, check_free, identity_text, kind_of
+from hipgroupgemm.tuning.keep import keep
+from hipgroupgemm.tuning.report import TuningReport
 
 __all__ = ["Outputs", "resume", "run_sweep"]
 
@@ -134,7 +135,7 @@ class _Run:
         self.warnings: list[str] = []
         self.stored = 0
         self.stopped = self.interrupted = False
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.load = load_average()
 
     def run(self) -> int:
@@ -162,41 +163,41 @@ class _Run:
     def _prepare(self, reasons: Sequence[str]) -> None:
         """Plans the jobs for the devices that are here, and makes the file."""
         path, old = self.outputs.json, self.file.sweep if self.file is not None else None
+        here = {device.name: device.identity for device in self.devices}
+        identities = {kind_of(identity): identity for identity in (old.header.devices if old is not None else here).values()}
         for device, reason in zip(self.devices, reasons, strict=True):
             if reason:
                 elsewhere = "; --devices names others to go on with" if old is not None else ""
                 raise RequestError(f"{device.name} is of no use: {reason}{elsewhere}")
-        here = {device.name: device.identity for device in self.devices}
-        identities = {kind_of(identity): identity for identity in (old.header.devices if old is not None else here).values()}
-        for device in self.devices:
             if device.kind not in identities:
                 raise RequestError(
-                    f"{path}: is of {' and '.join(map(_text, identities.values()))}; {device.name} is {_text(device.identity)}. A file has "
-                    "results of one set of versions: begin another, and compare the two with hipgroupgemm report"
+                    f"{path}: is of {' and '.join(map(identity_text, identities.values()))}, and {device.name} is "
+                    f"{identity_text(device.identity)}. A file has results of one set of versions: begin another, and compare the two"
                 )
         self.jobs = [(job, kind) for kind, identity in identities.items() for job in plan_jobs(self.request, str(identity["kind"]))]
-        if old is not None:
-            self.results = dict(old.results)
-            if not self.results.keys() <= set(self.jobs):
-                raise RequestError(f"{path}: has jobs that its request does not make any more; has a file of group sizes changed?")
+        self.results = dict(old.results) if old is not None else {}
+        if not self.results.keys() <= set(self.jobs):
+            raise RequestError(f"{path}: has jobs that its request does not make any more; has a file of group sizes changed?")
         for job, kind in self.jobs:
             if (job, kind) not in self.results or self.results[job, kind].status not in DONE:
                 self.waiting[kind].append(job)
         self._check_names()
-        if old is None and path is not None:
+        if old is not None:
+            notes = [f"{path}: {old.done} of {len(self.jobs)} jobs are done"]
+            notes += ["it ended in the middle of another, which is run again"] * old.torn
+            notes += [f"failed, and run again: {failed}"] if (failed := len(old.results) - old.done) else []
+            kinds = {device.kind for device in self.devices}
+            absent = sum(len(jobs) for kind, jobs in self.waiting.items() if kind not in kinds)
+            notes += [f"left to devices that were not named now: {absent}"] if absent else []
+            say("; ".join(notes))
+        elif path is not None:
             header = Header(request=self.request, devices=here, jobs=len(self.jobs), machine=_machine(), started=_now())
             self.file = SweepFile(path, header, overwrite=self.outputs.overwrite)
-        if old is not None:
-            torn = "; it ended in the middle of another, which is run again" if old.torn else ""
-            failed = f"; failed, and run again: {len(old.results) - old.done}" if len(old.results) > old.done else ""
-            absent = sum(len(jobs) for kind, jobs in self.waiting.items() if kind not in {device.kind for device in self.devices})
-            elsewhere = f"; left to devices that were not named now: {absent}" if absent else ""
-            say(f"{path}: {old.done} of {len(self.jobs)} jobs are done{torn}{failed}{elsewhere}")
 
     def _check_names(self) -> None:
         """Names of algorithms that no job has anywhere are an error before anything is run."""
         wanted, known = self.settings["algorithms"], set[str]()
-        if isinstance(wanted, str):
+        if isinstance(wanted, str) or not any(self.waiting.values()):
             return
         for device in {device.kind: device for device in self.devices}.values():
             try:
@@ -205,7 +206,7 @@ class _Run:
                 known |= set(wanted)
                 device.start()
         unknown = [name for name in wanted if name not in known]
-        if unknown and any(self.waiting.values()):
+        if unknown:
             raise RequestError(
                 f"--algorithms {','.join(unknown)}: no backend has {'that' if len(unknown) == 1 else 'those'} for any of these problems "
                 "and devices; hipgroupgemm list --shape M,K,N,E --device DEVICE prints the names there are"
@@ -213,44 +214,38 @@ class _Run:
 
     def _serve(self, device: _Device, shown: _Display) -> None:
         """Gives a device jobs of its kind until there are no more, or it is gone. Devices that are alike share theirs."""
-        queue = self.waiting[device.kind]
-        while True:
+        queue, gone = self.waiting[device.kind], ""
+        while not gone:
             try:
                 job = queue.popleft()
             except IndexError:
                 return
-            title = f"{device.name} {job.title}"
+            tell = functools.partial(shown.progress, f"{device.name} {job.title}")
             try:
-                outcome = device.call("run_job", job, dict(self.settings), on_message=functools.partial(shown.progress, title))
+                record = device.call("run_job", device.identity, job, dict(self.settings), on_message=tell)
             except Exception as error:  # the process is gone, or what it found can't be sent
-                outcome = Outcome("failed", str(error))
-            with self.lock:
-                if self.stopped:
-                    return
-                self._keep(job, device, outcome, shown)
-            gone = device.start() if outcome.status == "failed" else ""
-            if gone:
-                with self.lock:
-                    self.devices.remove(device)
-                    self.warnings.append(f"{device.name} is gone ({gone}); the sweep went on without it")
-                    while queue and all(other.kind != device.kind for other in self.devices):
-                        self._keep(queue.popleft(), device, Outcome("failed", f"{device.name} is gone: {gone}"), shown)
-                return
+                record = Record(job, device.name, device.identity, "failed", str(error))
+            self._keep(record, device, shown)
+            gone = device.start() if record.status == "failed" and not self.stopped else ""
+        with self.lock:
+            self.devices.remove(device)
+            self.warnings.append(f"{device.name} is gone ({gone}); the sweep went on without it")
+            while queue and all(other.kind != device.kind for other in self.devices):
+                self._keep(Record(queue.popleft(), device.name, device.identity, "failed", f"{device.name} is gone: {gone}"), device, shown)
 
-    def _keep(self, job: SweepJob, device: _Device, outcome: Outcome, shown: _Display) -> None:
-        """Makes a record of an outcome; it is in the store and on the disk before the device's next job begins."""
-        status, reason, report = outcome
-        record = Record(job, device.name, device.identity, status, reason, load_average=self.load, cores=available_cores(), finished=_now())
-        if report is not None:
-            record.report = report.to_dict()
-            best = None if report.best is None else report.best.algorithm.key
-            record.best = next((row for row in record.rows if (row.backend, row.index, row.name) == best), None)
-            record.stored = self.outputs.store and bool(TuningStore().add(report))
-            self.stored += record.stored
-        self.results[job, device.kind] = record
-        if self.file is not None:
-            self.file.append(record)
-        shown.finished(device.name, record)
+    def _keep(self, record: Record, device: _Device, shown: _Display) -> None:
+        """Takes in a result; it is in the store and on the disk before the device's next job begins."""
+        with self.lock:
+            if self.stopped:
+                return
+            record.load_average, record.cores, record.finished = self.load, available_cores(), _now()
+            if self.outputs.store and record.report is not None:
+                record.stored = keep(TuningReport.from_dict(record.report))
+                self.stored += record.stored
+            self.results[record.job, device.kind] = record
+            if self.file is not None:
+                self.file.append(record)
+            shown.finished(device.name, record)
 
     def _finish(self) -> int:
         """Tables, files, what is left; the exit status."""
@@ -262,11 +257,13 @@ class _Run:
         for warning in warnings:
             say(warning, "yellow", console)
         write_csv(self.outputs.csv, sweep_lines(records), console)
-        write_plots(self.outputs.plots, sweep_panels(records, warnings), console)
+        write_plots(
+            self.outputs.plots, sweep_panels(records), [*(identity_text(record.identity) for record in records), *warnings], console
+        )
         if path is not None:
             say(f"wrote {path}", console=console)
         if self.stored:
-            say(f"Jobs whose results went to the tuning store: {self.stored}, in {TuningStore().directory}", console=console)
+            say(f"Jobs whose results went to the tuning store: {self.stored}, in {default_store().directory}", console=console)
         bad = sum(row.verdict in BAD for record in records for row in record.rows)
         failed = sum(record.status == "failed" for record in records)
         if bad or failed:
@@ -317,11 +314,6 @@ class _Display:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _text(identity: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in dict(identity.get("versions", {})).items())
-    return f"{identity.get('name') or identity.get('target')} ({versions})"
 
 
 def _machine() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hipgroupgemm.backends import backend_names, get_backend, select_backend
 from hipgroupgemm.backends.base import as_limits
@@ -14,25 +14,14 @@ from hipgroupgemm.operands.views import Device
 from hipgroupgemm.processes import send
 from hipgroupgemm.store.identity import identity
 from hipgroupgemm.sweep.jobs import SweepJob
+from hipgroupgemm.sweep.results import Record
 from hipgroupgemm.tuning.engine import tune
-from hipgroupgemm.tuning.report import TuningReport
 from hipgroupgemm.tuning.session import NO_MEMORY
 
-__all__ = ["Outcome", "algorithm_names", "device_identity", "known_names", "run_job"]
+__all__ = ["algorithm_names", "device_identity", "known_names", "run_job"]
 
 _PACE = 0.1
 """Seconds between two messages about progress, at least."""
-
-
-class Outcome(NamedTuple):
-    """How a job ended: "ok" with a report, "refused", "out of memory", or "failed".
-
-    The reason of an "ok" is why backends that were named are not in the report, if there are such.
-    """
-
-    status: str
-    reason: str = ""
-    report: TuningReport | None = None
 
 
 def device_identity(device: str) -> dict[str, Any]:
@@ -75,7 +64,7 @@ def known_names(device: str, jobs: Sequence[SweepJob], settings: Mapping[str, An
     return found & wanted
 
 
-def run_job(device: str, job: SweepJob, settings: dict[str, Any]) -> Outcome:
+def run_job(device: str, identity: dict[str, Any], job: SweepJob, settings: dict[str, Any]) -> Record:
     """Tunes one job and sends (phase, done, total) meanwhile."""
     said = 0.0
 
@@ -85,31 +74,38 @@ def run_job(device: str, job: SweepJob, settings: dict[str, Any]) -> Outcome:
             said = time.monotonic()
             send((str(event.phase), int(event.done), int(event.total)))
 
+    record = Record(job, device, identity, "refused")
     try:
-        where, names, refusals = Device.of(device), settings["algorithms"], ""
-        config = config_of(CLASSES[job.kind], job.shape, job.dtype)
+        where, names = Device.of(device), settings["algorithms"]
         if "backends" in settings or not isinstance(names, str):
-            usable, told = usable_backends(job, where, settings.get("backends"))
-            if "backends" in settings:
-                settings["backends"], refusals = usable, told
+            usable, record.reason = usable_backends(job, where, settings.get("backends"))
             if not usable:
-                return Outcome("refused", told)
+                return record
             if not isinstance(names, str):  # a list for all jobs, not each of them has them all
                 there = algorithm_names(job, where, usable, settings.get("max_workspace_size"))
                 settings["algorithms"] = [name for name in names if name in there]
-            if not settings["algorithms"]:
-                return Outcome("refused", f"no backend has {', '.join(map(repr, names))} for this problem")
+                if not settings["algorithms"]:
+                    record.reason = f"no backend has {', '.join(map(repr, names))} for this problem"
+                    return record
+            if "backends" in settings:
+                settings["backends"] = usable
+            else:
+                record.reason = ""
         if job.group_sizes is not None and job.distribution in DISTRIBUTIONS:
             settings["origin"] = job.distribution  # a file's sizes are real ones
         samples = None if job.group_sizes is None else [list(sizes) for sizes in job.group_sizes]
-        return Outcome("ok", refusals, tune(config, where, samples, progress=progress, **settings))
+        report = tune(config_of(CLASSES[job.kind], job.shape, job.dtype), where, samples, progress=progress, **settings)
+        record.status, record.report = "ok", report.to_dict()
+        best = None if report.best is None else report.best.algorithm.key
+        record.best = next((row for row in record.rows if (row.backend, row.index, row.name) == best), None)
     except BrokenPipeError:  # the sweep is gone
         raise
     except NotImplementedError as error:
-        return Outcome("refused", _text(error))
+        record.reason = _text(error)
     except Exception as error:  # a broken backend or a lost device is a row of the sweep, not the end of it
         full = isinstance(error, MemoryError) or str(error).startswith(NO_MEMORY)
-        return Outcome("out of memory" if full else "failed", _text(error))
+        record.status, record.reason = "out of memory" if full else "failed", _text(error)
+    return record
 
 
 def _text(error: BaseException) -> str:

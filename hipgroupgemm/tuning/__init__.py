@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hipgroupgemm.processes.worker_process import close_workers
+    from hipgroupgemm.processes import close_workers
     from hipgroupgemm.tuning.engine import TuningProgress, tune
     from hipgroupgemm.tuning.report import TuningReport, TuningRow
 
@@ -25,7 +25,7 @@ _MODULES = {
     "TuningRow": "tuning.report",
     "TuningProgress": "tuning.engine",
     "tune": "tuning.engine",
-    "close_workers": "processes.worker_process",
+    "close_workers": "processes",
 }
 
 

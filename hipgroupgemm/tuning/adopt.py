@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from hipgroupgemm.store.files import warn_once
 from hipgroupgemm.tuning.engine import tune
+from hipgroupgemm.tuning.keep import keep
 from hipgroupgemm.tuning.report import TuningReport
 
 if TYPE_CHECKING:
@@ -28,16 +28,6 @@ class NoRightCandidate(RuntimeError):
         return type(self), (str(self), self.report)
 
 
-def _store(report: TuningReport) -> None:
-    """Stores a report. An error, whatever it is, costs one warning: the plan and its user get what was found all the same."""
-    try:
-        from hipgroupgemm.store.store import default_store
-
-        default_store().add(report)
-    except Exception as error:
-        warn_once(("store", type(error)), "tuning store: what was tuned is not stored: %s: %s", type(error).__name__, error)
-
-
 def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **settings: Any) -> TuningReport:
     """Tunes a plan's config, stores the report, and makes the plan run the best; see `GroupedMatmulPlan.autotune`.
 
@@ -50,9 +40,9 @@ def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **setti
     try:
         try:
             if store:
-                _store(report)
+                keep(report)
         finally:
-            _adopt(plan, report)
+            _apply_best(plan, report)
     except BaseException as error:
         with contextlib.suppress(AttributeError):  # an error with slots
             error.report = report  # type: ignore[attr-defined]
@@ -60,10 +50,10 @@ def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **setti
     return report
 
 
-def _adopt(plan: GroupedMatmulPlan, report: TuningReport) -> None:
+def _apply_best(plan: GroupedMatmulPlan, report: TuningReport) -> None:
     best = report.best
     if best is None:
-        told = [f"{row.algorithm.backend} {row.algorithm.name!r} {row.verdict}: {row.reason.splitlines()[0]}" for row in report.rows]
-        more = f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-        raise NoRightCandidate(f"no candidate is right on {plan.device}: {'; '.join(told[:_SHOWN])}{more}; see the error's report", report)
+        words = [f"{row.algorithm.backend} {row.algorithm.name!r} {row.verdict}: {row.reason.splitlines()[0]}" for row in report.rows]
+        more = f"; and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+        raise NoRightCandidate(f"no candidate is right on {plan.device}: {'; '.join(words[:_SHOWN])}{more}; see the error's report", report)
     plan._take(best.algorithm)

@@ -5,38 +5,33 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import itertools
 import logging
-import sys
+import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hipgroupgemm.backends import backend_kinds, get_backend
-from hipgroupgemm.backends.base import Backend, MatmulAlgorithm, as_limits
+from hipgroupgemm.backends.base import Backend
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.measure.environment import busy_note, load_average
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.sizes import origin_of, size_class_of, size_samples
-from hipgroupgemm.measure.timer import Entry, close_entries, time_entries
-from hipgroupgemm.measure.verify import Outcome, SizeSet, size_sets
+from hipgroupgemm.measure.verify import SizeSet, size_sets
 from hipgroupgemm.operands.views import Device
-from hipgroupgemm.runtime.process import available_cores
 from hipgroupgemm.store.identity import identity
-from hipgroupgemm.tuning.report import TuningReport, TuningRow
-from hipgroupgemm.tuning.runners import LocalRunner, Patience, Runner, WorkerRunner, WorkerUnavailable, pickled
-from hipgroupgemm.tuning.session import NO_MEMORY, SessionError, Task, error_text
+from hipgroupgemm.tuning.candidates import Candidate, Selection, compile_candidates, find_candidates
+from hipgroupgemm.tuning.race import Entry, Race, bring_back, out_of_race
+from hipgroupgemm.tuning.report import VERDICTS, TuningReport, TuningRow
+from hipgroupgemm.tuning.runners import Deadlines, LocalRunner, Runner, WorkerRunner, WorkerUnavailable, pickled
+from hipgroupgemm.tuning.session import NO_MEMORY, SessionError, Task
 
 __all__ = ["TuningProgress", "tune"]
 
 _log = logging.getLogger(__name__)
 
-_HEURISTIC = 8
 _WAVE = 8
 _MOST_SECONDS = 1_000_000
 _MOST_SEED = 2**62
 _CHECKING_SHARE = 0.6  # of a time limit: what is not checked by then is not timed
-_COMPILING_SHARE = 0.4
 _SAFE = ("reference",)
 """Backends that run in the caller's process: they can do it no harm."""
 
@@ -73,36 +68,38 @@ def tune(
     progress: Callable[[TuningProgress], object] | None = None,
     isolate: bool | None = None,
     step_timeout: float = 60.0,
-    ceilings: bool = True,
+    roofline: bool = True,
     origin: str | None = None,
 ) -> TuningReport:
     """Checks and times every candidate for a config on a device; changes and stores nothing.
 
-    First each candidate is checked on the sizes that are tuned for and on hostile ones (`verify`), then the right ones are timed
-    (`timing`). A candidate that is wrong, crashes, hangs or fails leaves the race, not the report, and never ends the tuning.
+    First each candidate is checked on the sizes that are tuned for and on adversarial ones, then the right ones are timed in rounds. Those
+    far behind the leader of their rounds are pruned, and the winner is confirmed against the runner-up in rounds of their own. A candidate
+    that is wrong, crashes, hangs or fails leaves the race, not the report, and never ends the tuning.
 
     Args:
         config: the problem, at its true ragged extent.
         device: where.
         group_sizes: what to tune for: one sample of integers or several, on the host or a device, `(group_total,)` each, or
-            `(batch, group_total)` where the config has sizes a batch entry. A candidate's time is then its mean over the samples. None
-            takes the balanced partition: R // G rows a group, the remainder one each to the first groups. End offsets are not taken.
+            `(batch, group_total)` where the config has sizes per batch entry. A candidate's time is then its mean over the samples. None
+            takes the balanced partition: R // G rows per group, the remainder one each to the first groups. End offsets are not taken.
         backends: names of backends, each of which has to be able to run the config; None for all that can.
         algorithms: "all", "heuristic" (each backend's best guesses, `max_algorithms` or 8 of them), or names.
-        max_algorithms: at most so many a backend, the best guesses; None for all.
+        max_algorithms: at most so many per backend, the best guesses; None for all.
         max_workspace_size: only those that need at most so many bytes of workspace.
         deterministic: only those that claim equal bits for equal inputs.
         warmup: untimed calls ahead of a candidate's first timed one.
-        repetitions: timed calls a candidate and sample; None for 5 to 20, as many as take about a second.
+        repetitions: timed calls per candidate and sample; None for 5 to 20, as many as take about a second. The winner and the runner-up
+            get up to 5 more.
         time_limit: seconds for all of it, about; None for no limit. It ends tuning once there is a right candidate with a time; the
             best guesses come first, and what there was no time for is "untimed".
         seed: of operands, order and samples.
         progress: called with a `TuningProgress` now and then, in the calling thread.
-        isolate: whether candidates run in a child process, where they can crash and hang without harm: None for all but those of the
+        isolate: whether candidates run in a worker process, where they can crash and hang without harm: None for all but those of the
             reference, as far as their backends can be pickled; a backend that can't then runs in this process, and a note says so.
-        step_timeout: seconds, 1e6 at most, that one run of a candidate, or closing it, may take in the child process; its preparation may
-            take ten times that.
-        ceilings: whether to measure the device's ceilings, for the floor; takes about a second once a process.
+        step_timeout: seconds, 1e6 at most, that one run of a candidate, or closing it, may take in the worker; its preparation may take
+            ten times that.
+        roofline: whether to measure the device's roofline, for the floor; takes about a second once per process.
         origin: the name of the synthetic distribution that `group_sizes` were drawn from, such as "zipf", which keeps them apart from
             real routing in the tuning store; None where they are real.
 
@@ -112,49 +109,50 @@ def tune(
     Raises:
         TypeError, ValueError: arguments and group sizes that make no sense; the text says which.
         NotImplementedError: no backend, or not each of the named ones, can run this.
-        RuntimeError: no workbench or no memory for operands on the device; with isolate=True, no child process.
+        RuntimeError: no harness or no memory for operands on the device; with isolate=True, no worker.
     """
     where = Device.of(device)
-    _validate(config, max_algorithms, warmup, repetitions, time_limit, step_timeout, seed)
+    if not isinstance(config, GroupedGemmConfig):
+        raise TypeError(f"config: got {type(config).__name__}, wanted a GroupedGemmConfig")
+    selection = Selection(backends, algorithms, _integer("max_algorithms", max_algorithms, 1, None), max_workspace_size, deterministic)
+    warmup, seed = _integer("warmup", warmup, 0) or 0, _integer("seed", seed, 0) or 0
+    repetitions = _integer("repetitions", repetitions, 1, None)
+    deadlines = Deadlines(_seconds("step_timeout", step_timeout), None if time_limit is None else _seconds("time_limit", time_limit))
     origin = origin_of(group_sizes, origin)
     samples = size_samples(group_sizes, config)
     clock, started = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
-    patience = Patience(step_timeout, time_limit)
     notes: list[str] = []
-    who = identity(where)
-    found = _candidates(config, where, backends, algorithms, max_algorithms, max_workspace_size, deterministic, notes)
+    facts = identity(where)
+    found = find_candidates(config, where, selection, notes)
     sets = size_sets(config, samples, where)
-    task = Task(config, where, sets, len(samples), seed, ceilings)
-    load = load_average() if where.kind == "cpu" else None  # a GPU's times hardly depend on it
-    lanes: list[Runner] = []
-    told = _Told(progress)
+    runners: list[Runner] = []
+    report_step = _Steps(progress)
     with contextlib.ExitStack() as opened:
-        opened.push(lambda *error: _close(lanes, notes, abruptly=error[0] is not None))
-        _compile(found, config, where, time_limit, notes)
-        entries = _enter(found, task, patience, isolate, lanes, notes)
-        _check_entries(entries, sets, patience, time_limit, told)
+        opened.push(lambda *error: _close(runners, notes, abruptly=error[0] is not None))
+        compile_candidates(found, config, where, time_limit, notes)
+        entries = _enter(found, Task(config, where, sets, seed, roofline), deadlines, isolate, runners, notes)
+        _check_entries(entries, sets, deadlines, time_limit, report_step)
         right = [entry for entry in entries if not entry.verdict]
-        told.phase("time", 0)
+        race = Race(right, len(samples), warmup, repetitions, seed, deadlines, report_step.timed)
         while True:
-            time_entries(
-                right,
-                len(samples),
-                warmup=warmup,
-                repetitions=repetitions,
-                seed=seed,
-                patience=patience,
-                progress=lambda number, rounds, entry: told.timed(entry, len(right) * rounds),
-            )
-            if close_entries(right):
+            out = out_of_race(right)
+            race.run()
+            race.confirm(notes)
+            for entry in right:  # closing is a part of being right
+                if not entry.verdict:
+                    entry.runner.forget(entry.algorithm)
+            if out_of_race(right) == out:
                 break
-        measured = next((lane.ceilings for lane in lanes if lane.ceilings is not None), None)
+            bring_back(right)
+        remarks = dict.fromkeys(runner.remark for runner in runners if runner.remark)
+        measured = next((runner.roofline for runner in runners if runner.roofline is not None), None)
     floor, flops = _floor(config, sets[: len(samples)], measured)
-    rows = sorted((entry.row(flops, floor) for entry in entries), key=_order)
+    leader = race.leader()
     return TuningReport(
         config=config.key(),
         device=str(where),
-        device_name=str(who.get("name", "")),
-        identity=who,
+        device_name=str(facts.get("name", "")),
+        identity=facts,
         ragged_extent=config.ragged_extent,
         size_samples=[sample.tolist() for sample in samples],
         size_class=size_class_of(samples, config.ragged_extent),
@@ -163,225 +161,93 @@ def tune(
         started=started.isoformat(timespec="microseconds"),
         seconds=time.monotonic() - clock,
         floor_ms=floor,
-        ceilings=measured,
-        rows=rows,
-        notes=[*notes, *([busy] if (busy := busy_note(load, available_cores())) else [])],
+        roofline=None if measured is None else dataclasses.asdict(measured),
+        rows=sorted((entry.row(leader, flops, floor) for entry in entries), key=_order),
+        notes=[*notes, *remarks],
     )
 
 
-def _close(lanes: list[Runner], notes: list[str], *, abruptly: bool) -> None:
-    """Closes all lanes, whatever comes between: an interrupt is no reason to leave a worker behind."""
-    while lanes:
-        lane = lanes[-1]
-        try:
-            lane.close(abruptly=abruptly)
-        except BaseException:
-            abruptly = True
-            raise
-        finally:
-            notes += lane.notes
-            lanes.pop()
-            if abruptly:
-                _close(lanes, notes, abruptly=True)
+def _close(runners: list[Runner], notes: list[str], *, abruptly: bool) -> None:
+    """Closes all runners, whatever comes between: an interrupt is no reason to leave a worker behind."""
+    with contextlib.ExitStack() as closing:
+        for runner in runners:
+            closing.callback(notes.extend, runner.notes)
+            closing.push(lambda *error, runner=runner: runner.close(abruptly=abruptly or error[0] is not None))
 
 
-def _validate(config: Any, max_algorithms: Any, warmup: Any, repetitions: Any, time_limit: Any, step_timeout: Any, seed: Any) -> None:
-    if not isinstance(config, GroupedGemmConfig):
-        raise TypeError(f"config: got {type(config).__name__}, wanted a GroupedGemmConfig")
-    counts = (("max_algorithms", max_algorithms, 1), ("warmup", warmup, 0), ("repetitions", repetitions, 1), ("seed", seed, 0))
-    for name, value, least in counts:
-        if value is None and name in ("max_algorithms", "repetitions"):
-            continue
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"{name}={value!r}: wanted an int")
-        if value < least:
-            raise ValueError(f"{name}={value}: wanted at least {least}")
-    for name, value in (("time_limit", time_limit), ("step_timeout", step_timeout)):
-        if value is None and name == "time_limit":
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{name}={value!r}: wanted seconds")
-        if not value > 0:
-            raise ValueError(f"{name}={value}: wanted more than 0 seconds")
-    if step_timeout > _MOST_SECONDS:
-        raise ValueError(f"step_timeout={step_timeout}: wanted at most {_MOST_SECONDS} seconds")
-    if seed > _MOST_SEED:
-        raise ValueError(f"seed={seed}: wanted at most {_MOST_SEED}")
+def _integer(name: str, value: Any, least: int, *default: None) -> int | None:
+    """`value`, from `least` to 2^62, or the default itself where one is given."""
+    if default and value is None:
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name}: got {type(value).__name__}, wanted an int")
+    if not least <= number <= _MOST_SEED:
+        raise ValueError(f"{name}={number}: wanted at least {least} and at most 2**62")
+    return number
 
 
-# ---- candidates ----------------------------------------------------------------------------------------------------------------
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: got {type(value).__name__}, wanted seconds")
+    if not value > 0 or (name == "step_timeout" and value > _MOST_SECONDS):
+        raise ValueError(f"{name}={value}: wanted more than 0{f' and at most {_MOST_SECONDS}' if name == 'step_timeout' else ''} seconds")
+    return value
 
 
-def _candidates(
-    config: GroupedGemmConfig,
-    device: Device,
-    backends: Sequence[str] | str | None,
-    algorithms: str | Sequence[str],
-    max_algorithms: int | None,
-    max_workspace_size: int | None,
-    deterministic: bool,
-    notes: list[str],
-) -> list[tuple[Backend, MatmulAlgorithm]]:
-    """All candidates, each backend's best guess first, then each one's second, and so on.
-
-    A backend that was not named and raises when it is asked is left out, and a note says so.
-    """
-    named = [algorithms] if isinstance(algorithms, str) and algorithms not in ("all", "heuristic") else algorithms
-    count = max_algorithms
-    if algorithms == "heuristic" and count is None:
-        count = _HEURISTIC
-    by_names = not isinstance(named, str)
-    limits = as_limits(count, max_workspace_size)
-    if by_names or deterministic:  # the count is of those that are left
-        limits = dataclasses.replace(limits, max_algorithm_count=sys.maxsize)
-    lists = []
-    for backend in _backends(config, device, backends, notes):
-        try:
-            listed = backend.algorithms(config.key(), device, limits)
-        except Exception as error:
-            if backends is not None:
-                raise
-            _left_out(notes, backend.name, "algorithms", error)
-            continue
-        wanted = [a for a in listed if (not by_names or a.name in named) and (a.deterministic or not deterministic)]
-        listed = wanted[:count]
-        lists.append([(backend, algorithm) for algorithm in listed])
-    found = [pair for rank in itertools.zip_longest(*lists) for pair in rank if pair is not None]
-    if by_names:
-        missing = [name for name in named if name not in {algorithm.name for _, algorithm in found}]
-        if missing:
-            raise ValueError(
-                f"algorithms: no backend has {', '.join(map(repr, missing))} for this config on {device}; see get_algorithms()"
-            )
-    if not found:
-        within = f" within {max_workspace_size} bytes of workspace" if max_workspace_size is not None else ""
-        more = "".join(f"; {note}" for note in notes)
-        kind = " deterministic" if deterministic else ""
-        raise NotImplementedError(f"there is no{kind} algorithm{within} for this config on {device}{more}")
-    return found
-
-
-def _left_out(notes: list[str], name: str, asked: str, error: Exception) -> str:
-    notes.append(f"{name} was left out, since its {asked}() raised {error_text(error)}")
-    _log.warning("%s", notes[-1])
-    return notes[-1]
-
-
-def _backends(config: GroupedGemmConfig, device: Device, names: Sequence[str] | str | None, notes: list[str]) -> list[Backend]:
-    if isinstance(names, str):
-        names = [names]
-    if names is not None and not names:
-        raise ValueError("backends: got none; leave it out for all that can")
-    usable, refusals, kinds = [], [], backend_kinds()
-    for name in kinds if names is None else dict.fromkeys(names):
-        if names is None and device.kind not in kinds[name]:
-            refusals.append(f"{name}: serves {' and '.join(kinds[name])}")
-            continue
-        try:
-            backend = get_backend(name)
-            reason = backend.can_handle(config, device)
-        except Exception as error:
-            if names is not None:
-                raise
-            refusals.append(_left_out(notes, name, "can_handle", error))
-            continue
-        if reason is None:
-            usable.append(backend)
-        elif names is None:
-            refusals.append(f"{name}: {reason}")
-        else:
-            raise NotImplementedError(f"backend {name!r} refuses: {reason}")
-    if not usable:
-        raise NotImplementedError(f"no backend runs this grouped GEMM on {device}: " + "; ".join(refusals))
-    return usable
-
-
-def _compile(
-    found: Sequence[tuple[Backend, MatmulAlgorithm]],
-    config: GroupedGemmConfig,
-    device: Device,
-    time_limit: float | None,
-    notes: list[str],
-) -> None:
-    """Lets backends that can compile for all their candidates at once. What raises there raises again when a candidate is prepared."""
-    by_backend: dict[str, tuple[Backend, list[MatmulAlgorithm]]] = {}
-    for backend, algorithm in found:
-        by_backend.setdefault(backend.name, (backend, []))[1].append(algorithm)
-    for backend, algorithms in by_backend.values():
-        ahead = getattr(backend, "compile_ahead", None)
-        if ahead is not None:
-            try:
-                ahead(config.key(), device, algorithms, None if time_limit is None else _COMPILING_SHARE * time_limit)
-            except Exception as error:
-                notes.append(f"{backend.name}: compiling ahead raised {error_text(error)}")
-                _log.warning("%s", notes[-1])
+# ---- where candidates run --------------------------------------------------------------------------------------------------------
 
 
 def _enter(
-    found: Sequence[tuple[Backend, MatmulAlgorithm]],
+    found: Sequence[Candidate],
     task: Task,
-    patience: Patience,
+    deadlines: Deadlines,
     isolate: bool | None,
-    lanes: list[Runner],
+    runners: list[Runner],
     notes: list[str],
 ) -> list[Entry]:
-    """Entries with lanes; the lanes are appended to `lanes` as soon as they are there, so that they are closed whatever happens."""
+    """Entries with runners, which are appended to `runners` as soon as they are there, so that they are closed whatever happens."""
     backends = {backend.name: backend for backend, _ in found}
-    wanted = isolate if isolate is not None else any(name not in _SAFE for name in backends)
     local: dict[str, Backend] = dict(backends)
-    worker: WorkerRunner | None = None
-    told_of: list[str] = []
-    if wanted:
+    by_backend: dict[str, Runner] = {}
+    if isolate if isolate is not None else any(name not in _SAFE for name in backends):
         sent, refused = pickled({name: backend for name, backend in backends.items() if not _built_in(backend)})
+        said = []
         try:
             if len(refused) < len(backends):
-                worker = WorkerRunner(task, sent, patience)
-                lanes.append(worker)  # before there is a process
+                worker = WorkerRunner(task, sent, deadlines)
+                runners.append(worker)  # before there is a process
                 worker.open()
-                refused = {**refused, **worker.refused}
+                refused |= worker.refused
                 local = {name: backends[name] for name in refused}
+                by_backend = dict.fromkeys(backends, worker)
         except (WorkerUnavailable, SessionError) as error:  # a GPU that serves one process only, say
             if str(error).startswith(NO_MEMORY):
                 raise
             if isolate:
                 raise RuntimeError(f"isolate=True: {error}") from error
-            told_of.append(f"candidates ran in this process, where they can take it down: {error}")
-            refused = {}
+            said, refused = [f"candidates ran in this process, where they can take it down: {error}"], {}
         if refused and isolate:
-            told = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+            words = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
             raise RuntimeError(
-                f"isolate=True: backends that cannot be pickled: {told}; define their class in a module that can be imported"
+                f"isolate=True: backends that cannot be pickled: {words}; define their class in a module that can be imported"
             )
-        told_of += [
-            f"{name} ran in this process, where it can take it down, since it cannot be pickled ({reason})"
-            for name, reason in refused.items()
-        ]
-        for note in told_of:
+        said += [f"{name} ran in this process, where it can take it down, since it cannot be pickled ({refused[name]})" for name in refused]
+        for note in said:
             _log.warning("%s", note)
-        notes += told_of
-    here = LocalRunner(task, local) if local else None
-    if here is not None:
-        lanes.append(here)
-    entries = []
-    for backend, algorithm in found:
-        lane = here if backend.name in local else worker
-        if lane is not None:
-            entries.append(Entry(algorithm, lane))
-    for each in lanes:
-        each.blame = _blaming(entries)
+        notes += said
+    if local:
+        here = LocalRunner(task, local)
+        runners.append(here)
+        by_backend |= dict.fromkeys(local, here)
+    entries = [Entry(algorithm, by_backend[backend.name]) for backend, algorithm in found]
+    by_key = {entry.algorithm.key: entry for entry in entries}
+    for runner in runners:
+        runner.record_failure = lambda algorithm, outcome: by_key[algorithm.key].record_failure(outcome)
     return entries
-
-
-def _blaming(entries: Sequence[Entry]) -> Callable[[MatmulAlgorithm, Outcome], None]:
-    """Finds the entry of an algorithm that comes from a worker."""
-    known = {(entry.algorithm.backend, entry.algorithm.index, entry.algorithm.name): entry for entry in entries}
-
-    def blame(algorithm: MatmulAlgorithm, outcome: Outcome) -> None:
-        entry = known.get((algorithm.backend, algorithm.index, algorithm.name))
-        if entry is not None:
-            entry.blame(outcome)
-
-    return blame
 
 
 def _built_in(backend: Backend) -> bool:
@@ -392,40 +258,43 @@ def _built_in(backend: Backend) -> bool:
 # ---- checking ------------------------------------------------------------------------------------------------------------------
 
 
-class _Told:
+class _Steps:
     """Counts steps for `progress`."""
 
     def __init__(self, progress: Callable[[TuningProgress], object] | None) -> None:
         self._progress, self._phase, self._done, self._total = progress, "check", 0, 0
 
-    def phase(self, name: str, total: int) -> None:
-        """Begins a phase."""
-        self._phase, self._done, self._total = name, 0, total
-
-    def step(self, entry: Entry, steps: int = 1) -> None:
-        """Some steps are done."""
-        self._done = min(self._done + steps, self._total)
-        if self._progress is not None:
-            row = entry.row(0.0, None) if entry.verdict else None
-            self._progress(TuningProgress(self._phase, self._done, self._total, row))
+    def checked(self, entry: Entry, total: int, steps: int) -> None:
+        """One candidate is through so many steps of checking."""
+        self._total = total
+        self._step(entry, steps)
 
     def timed(self, entry: Entry, total: int) -> None:
         """One candidate was timed once."""
+        if self._phase != "time":
+            self._phase, self._done = "time", 0
         self._total = total
-        self.step(entry)
+        self._step(entry, 1)
+
+    def _step(self, entry: Entry, steps: int) -> None:
+        self._done = min(self._done + steps, self._total)
+        if self._progress is not None:
+            row = entry.row(None, 0.0, None) if entry.verdict else None
+            self._progress(TuningProgress(self._phase, self._done, self._total, row))
 
 
-def _check_entries(entries: Sequence[Entry], sets: Sequence[SizeSet], patience: Patience, time_limit: float | None, told: _Told) -> None:
+def _check_entries(
+    entries: Sequence[Entry], sets: Sequence[SizeSet], deadlines: Deadlines, time_limit: float | None, steps: _Steps
+) -> None:
     """Checks all candidates on all size sets.
 
     The loop over size sets is outside, so that one set's operands serve all candidates. Under a time limit the best guesses come first, at
     first one and then a few at a time, until 60 % of it is over and at least one is right.
     """
-    told.phase("check", len(entries) * len(sets))
     size, first = len(entries) if time_limit is None else 1, 0
     while first < len(entries):
         wave = entries[first : first + size]
-        if patience.found and time_limit is not None and patience.left() < (1 - _CHECKING_SHARE) * time_limit:
+        if deadlines.found and time_limit is not None and deadlines.left() < (1 - _CHECKING_SHARE) * time_limit:
             for entry in entries[first:]:
                 entry.verdict, entry.reason = "untimed", "the time limit came before it was checked"
             return
@@ -433,29 +302,27 @@ def _check_entries(entries: Sequence[Entry], sets: Sequence[SizeSet], patience: 
             for entry in wave:
                 if entry.verdict:
                     continue
-                if patience.over():
+                if deadlines.over():
                     entry.verdict, entry.reason = "untimed", "the time limit came before it was checked in full"
                     continue
-                going_on = entry.take(entry.lane.check(entry.algorithm, index))
-                told.step(entry, 1 if going_on else len(sets) - index)
-        patience.found = patience.found or any(not entry.verdict for entry in wave)
+                going_on = entry.take(entry.runner.check(entry.algorithm, index))
+                steps.checked(entry, len(entries) * len(sets), 1 if going_on else len(sets) - index)
+        deadlines.found = deadlines.found or any(not entry.verdict for entry in wave)
         first, size = first + size, min(2 * size, _WAVE)
 
 
 # ---- the report ----------------------------------------------------------------------------------------------------------------
 
 
-def _floor(config: GroupedGemmConfig, sets: Sequence[SizeSet], measured: dict[str, Any] | None) -> tuple[float | None, float]:
+def _floor(config: GroupedGemmConfig, sets: Sequence[SizeSet], measured: Roofline | None) -> tuple[float | None, float]:
     """The mean floor (ms) and operations over the size samples."""
     flops = [config.flops(one.sizes) for one in sets]
     mean = sum(flops) / len(flops)
     if measured is None:
         return None, mean
-    ceilings = Roofline(**measured)
-    floors = [ceilings.floor_ms(count, config.min_bytes(one.sizes)) for count, one in zip(flops, sets, strict=True)]
+    floors = [measured.floor_ms(count, config.min_bytes(one.sizes)) for count, one in zip(flops, sets, strict=True)]
     return sum(floors) / len(floors), mean
 
 
 def _order(row: TuningRow) -> tuple[int, float]:
-    order = ("ok", "behind", "nondeterministic", "wrong", "crashed", "hung", "failed", "untimed")
-    return order.index(row.verdict), row.median_ms if row.median_ms is not None else 0.0
+    return VERDICTS.index(row.verdict), row.ratio if row.ratio is not None else row.median_ms or 0.0

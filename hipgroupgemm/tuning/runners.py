@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import contextlib
 import dataclasses
@@ -10,32 +11,35 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from hipgroupgemm import processes
 from hipgroupgemm.backends.base import Backend, MatmulAlgorithm
+from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.verify import Outcome
-from hipgroupgemm.processes import worker_process as child
-from hipgroupgemm.tuning.session import Session, SessionError, Task, error_text
+from hipgroupgemm.processes import Worker, WorkerDied, WorkerTimedOut, error_text
+from hipgroupgemm.tuning import session
+from hipgroupgemm.tuning.session import Session, SessionError, StepResult, Task
 
-__all__ = ["WorkerRunner", "Runner", "LocalRunner", "Patience", "WorkerUnavailable", "pickled"]
+__all__ = ["Deadlines", "LocalRunner", "Runner", "WorkerRunner", "WorkerUnavailable", "pickled"]
 
 _RESTARTS = 16
 _START_SECONDS = 120.0
-_OURS_SECONDS = 600.0  # making operands and judging take at least so many seconds to hang
+_OURS_SECONDS = 600.0  # making operands and checking get at least so many seconds
 _LINGER_SECONDS = 0.3
 _SUSPECTS = 3
 _STRIKES = 2
-_SLOW = 10.0  # preparing (compiling), operands and judging may take so many times longer than a run
+_SLOW = 10.0  # preparing (compiling), operands and checking may take so many times longer than a run
 _LEAST_RUN, _LEAST_SLOW = 5.0, 60.0  # seconds that a step gets although the time limit is near
 
-
 _Request = tuple[Any, ...]
-_LOST = (child.WorkerDied, child.WorkerTimedOut, SessionError)
+_LOST = (WorkerDied, WorkerTimedOut, SessionError)
+_MODULE = session.__name__
 
 
 class WorkerUnavailable(RuntimeError):
     """No worker can be started, or none opens the session."""
 
 
-class Patience:
+class Deadlines:
     """How long steps may take.
 
     Args:
@@ -45,7 +49,7 @@ class Patience:
 
     def __init__(self, step_timeout: float, time_limit: float | None) -> None:
         self._step, self._whole = step_timeout, float("inf") if time_limit is None else time_limit
-        self._until = None if time_limit is None else time.monotonic() + time_limit
+        self._until = time.monotonic() + self._whole
         self.found = False
         """Whether there is what the time limit waits for: first a right candidate, then one with a time."""
 
@@ -55,9 +59,9 @@ class Patience:
 
     def left(self) -> float:
         """Seconds until the time limit; infinite without one."""
-        return float("inf") if self._until is None else self._until - time.monotonic()
+        return self._until - time.monotonic()
 
-    def limits(self) -> dict[str, float]:
+    def of_steps(self) -> dict[str, float]:
         """Seconds that a step of each name may take from now on."""
         left = self.left() if self.found else self._whole  # while the limit waits, one candidate may take all of it
         run, slow = max(left, _LEAST_RUN), max(left, _LEAST_SLOW)
@@ -77,37 +81,52 @@ class Patience:
         return _SLOW * self._step if step == "prepare" else max(_SLOW * self._step, _OURS_SECONDS)
 
     def shortened(self, step: str, seconds: float) -> bool:
-        """Whether the time limit, and not the candidate's own allowance, ended a step that was given `seconds`."""
+        """Whether the time limit, and not the candidate's own deadline, ended a step that was given `seconds`."""
         return step in ("prepare", "run", "check") and seconds < self._full(step)
 
 
-class Runner:
+class Runner(abc.ABC):
     """Runs a session's steps; what a candidate does wrong is in the outcome and never raised.
 
     Attributes:
-        ceilings: the device's, or None. notes: what happened that a person should know of.
+        roofline: the device's, or None. remark: what is to be known of times that are taken here, or "".
+        notes: what happened that a person should know of.
+        record_failure: is told what a candidate does wrong out of its turn: while it is closed, or behind its own back.
     """
 
-    ceilings: dict[str, Any] | None
-    notes: list[str]
-    blame: Callable[[MatmulAlgorithm, Outcome], object] = staticmethod(lambda algorithm, outcome: None)
-    """Is told what a candidate does wrong out of its turn: while it is closed, or behind its own back."""
+    roofline: Roofline | None = None
+    remark: str = ""
+    record_failure: Callable[[MatmulAlgorithm, Outcome], object] = staticmethod(lambda algorithm, outcome: None)
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    @abc.abstractmethod
+    def _step(self, kind: str, algorithm: MatmulAlgorithm, *arguments: Any) -> Outcome:
+        """The outcome of a step with a candidate."""
+
+    def _taken(self, result: StepResult) -> Outcome:
+        for algorithm, reason in result.faults:
+            self.record_failure(algorithm, Outcome("failed", reason))
+        return result.outcome
 
     def check(self, algorithm: MatmulAlgorithm, index: int) -> Outcome:
         """Checks a candidate on a size set."""
-        raise NotImplementedError
+        return self._step("check", algorithm, index)
 
-    def time(self, algorithm: MatmulAlgorithm, sample: int, turn: int, judged: bool) -> Outcome:
+    def time(self, algorithm: MatmulAlgorithm, sample: int, turn: int, checked: bool) -> Outcome:
         """Times one call of a candidate, see `Session.time`."""
-        raise NotImplementedError
+        return self._step("time", algorithm, sample, turn, checked)
 
     def forget(self, algorithm: MatmulAlgorithm) -> None:
-        """Frees what is kept of a candidate; what it does wrong then goes to `blame`."""
-        raise NotImplementedError
+        """Frees what is kept of a candidate; what it does wrong then goes to `record_failure`."""
+        outcome = self._step("forget", algorithm)
+        if outcome.verdict not in ("", "untimed"):
+            self.record_failure(algorithm, outcome)
 
+    @abc.abstractmethod
     def close(self, *, abruptly: bool = False) -> None:
         """Ends the session; abruptly, where it may be in the midst of a step."""
-        raise NotImplementedError
 
 
 class LocalRunner(Runner):
@@ -117,48 +136,27 @@ class LocalRunner(Runner):
         task: what for. backends: those of candidates, by name.
 
     Raises:
-        SessionError: no workbench, or no memory.
+        SessionError: no harness, or no memory.
     """
 
     def __init__(self, task: Task, backends: dict[str, Backend]) -> None:
-        self.notes = []
-        self._session = Session(task, backends, lambda step: None)
-        self.ceilings = self._session.ceilings
+        super().__init__()
+        self._session = Session(task, backends)
+        self.roofline, self.remark = self._session.roofline, self._session.remark
         self._broken = ""
 
-    def _step(self, step: Callable[[], Outcome]) -> Outcome:
+    def _step(self, kind: str, algorithm: MatmulAlgorithm, *arguments: Any) -> Outcome:
         if self._broken:
             return Outcome("untimed", f"the device was not usable any more: {self._broken}")
         try:
-            outcome = step()
-        except SessionError as error:  # whoever has taken the memory: in this process there is no telling
+            result = self._session.step(kind, algorithm, *arguments)
+        except SessionError as error:  # whoever has caused it: in this process there is no telling
+            self._broken = self._session.broken()
             return Outcome("untimed", str(error))
-        except Exception as error:  # the workbench could not do its part
-            self._broken = self._session.healthy()
-            return Outcome("untimed", error_text(error))
-        self._tell()
-        if outcome.verdict == "failed":
-            self._broken = self._session.healthy()
-            if self._broken:
-                self.notes.append(f"the device cannot be used in this process any more: {self._broken}")
-        return outcome
-
-    def _tell(self) -> None:
-        for algorithm, reason in self._session.take_faults():
-            self.blame(algorithm, Outcome("failed", reason))
-
-    def check(self, algorithm: MatmulAlgorithm, index: int) -> Outcome:
-        """See `Runner.check`."""
-        return self._step(lambda: self._session.check(algorithm, index))
-
-    def time(self, algorithm: MatmulAlgorithm, sample: int, turn: int, judged: bool) -> Outcome:
-        """See `Runner.time`."""
-        return self._step(lambda: self._session.time(algorithm, sample, turn, judged=judged))
-
-    def forget(self, algorithm: MatmulAlgorithm) -> None:
-        """See `Runner.forget`."""
-        self._session.forget(algorithm)
-        self._tell()
+        self._broken = result.broken
+        if self._broken:
+            self.notes.append(f"the device cannot be used in this process any more: {self._broken}")
+        return self._taken(result)
 
     def close(self, *, abruptly: bool = False) -> None:
         """See `Runner.close`."""
@@ -173,22 +171,21 @@ class WorkerRunner(Runner):
     have left a timer, a thread or spoilt memory behind.
 
     Args:
-        task: what for. backends: pickled backends by name, those that are not found by their names. patience: how long steps may take.
+        task: what for. backends: pickled backends by name, those that are not found by their names. deadlines: of the steps.
     """
 
-    def __init__(self, task: Task, backends: dict[str, bytes], patience: Patience) -> None:
-        self.notes = []
-        self._task, self._pickled, self._patience = task, backends, patience
-        self._child: child.Child | None = None
+    def __init__(self, task: Task, backends: dict[str, bytes], deadlines: Deadlines) -> None:
+        super().__init__()
+        self._task, self._pickled, self._deadlines = task, backends, deadlines
+        self._worker: Worker | None = None
+        self._fresh = False
         self._losses = 0
         self._given_up = ""
         self._ran: dict[tuple[str, int, str], list[_Request]] = {}
         """What candidates have done in this worker, who ran last in the end."""
-        self._fresh = False
         self._strikes: collections.Counter[tuple[str, int, str]] = collections.Counter()
         self.refused: dict[str, str] = {}
         """Backends that the worker cannot take over, by name, and why."""
-        self.ceilings = None
 
     # ---- the worker --------------------------------------------------------------------------------------------------------
 
@@ -202,51 +199,50 @@ class WorkerRunner(Runner):
             for attempt in (0, 1):
                 self._drop()
                 try:
-                    self._child, self._fresh = child.acquire(self._task.device, fresh=fresh or bool(self._pickled))
+                    self._worker = processes.acquire(str(self._task.device), fresh=fresh or bool(self._pickled))
                 except OSError as error:
                     raise WorkerUnavailable(f"the worker process cannot be started: {error}") from error
+                self._fresh = self._worker.calls == 0
                 try:
-                    self.refused = self._ask(("backends", self._pickled))
-                    self.ceilings = self._ask(("open", self._task))
+                    self.refused, self.roofline, self.remark = self._call("open_session", self._task, self._pickled)
                     return
-                except (child.WorkerDied, child.WorkerTimedOut) as error:
+                except (WorkerDied, WorkerTimedOut) as error:
                     if attempt or self._fresh:  # an idle one may have ended just then
                         raise WorkerUnavailable(f"the worker process did not get ready: {error}") from error
         except BaseException:
             self._drop()
             raise
 
-    def _ask(self, request: _Request) -> Any:
-        """A request's value. Raises SessionError, WorkerDied, WorkerTimedOut."""
-        if self._child is None:
+    def _call(self, function: str, *arguments: Any) -> Any:
+        """What a function of `session` returns in the worker. Raises SessionError, WorkerDied, WorkerTimedOut."""
+        if self._worker is None:
             raise SessionError("there is no worker")
-        reply = self._child.ask(request, self._patience.limits())
-        if reply[0] == "error":
-            raise SessionError(reply[1])
-        for algorithm, reason in reply[3] if len(reply) > 3 else ():
-            self.blame(algorithm, Outcome("failed", reason))
-        if reply[0] == "broken":
+        return self._worker.call(f"{_MODULE}:{function}", *arguments, deadlines=self._deadlines.of_steps())
+
+    def _do(self, request: _Request) -> Outcome:
+        """A step in the worker. Raises as `_call`; a device that is unusable afterwards is an end of the worker."""
+        result: StepResult = self._call("session_step", *request)
+        outcome = self._taken(result)
+        if result.broken:
             self._drop()
-            outcome: Outcome = reply[1]
-            told = f"{outcome.reason}; " if outcome is not None and outcome.reason else ""
-            error = child.WorkerDied(f"{told}the device was unusable afterwards: {reply[2]}")
-            error.step = "run"
-            raise error
-        return reply[1]
+            reason = f"{outcome.reason}; " if outcome.reason else ""
+            raise WorkerDied(f"{reason}the device was unusable afterwards: {result.broken}", step="run")
+        return outcome
 
     def _drop(self) -> None:
         self._ran = {}
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
 
     # ---- steps -------------------------------------------------------------------------------------------------------------
 
-    def _step(self, request: _Request) -> Outcome:
-        """The outcome of a step with a candidate."""
-        algorithm: MatmulAlgorithm = request[1]
+    def _step(self, kind: str, algorithm: MatmulAlgorithm, *arguments: Any) -> Outcome:
+        request = (kind, algorithm, *arguments)
+        if kind == "forget" and (self._worker is None or algorithm.key not in self._ran):
+            return Outcome()
         while True:
-            if self._child is None:
+            if self._worker is None:
                 self._again()
             if self._given_up:
                 return Outcome("untimed", self._given_up)
@@ -255,20 +251,19 @@ class WorkerRunner(Runner):
             others = [requests[-1] for requests in self._ran.values()]
             self._ran[algorithm.key] = past
             try:
-                outcome: Outcome = self._ask(request)
+                outcome = self._do(request)
             except _LOST as error:
                 self._drop()
                 self._losses += 1
-                closed = getattr(error, "closing", None)
+                closed = getattr(error, "detail", None)
                 if closed is not None and closed.key != algorithm.key:  # it had to make room: the step itself is still to come
-                    self.blame(closed, self._verdict(request, error))
+                    self.record_failure(closed, self._verdict(request, error))
                     continue
-                shortened = isinstance(error, child.WorkerTimedOut) and self._patience.shortened(error.step, error.seconds)
-                if alone or shortened:
+                if alone or (isinstance(error, WorkerTimedOut) and self._deadlines.shortened(error.step, error.seconds)):
                     return self._verdict(request, error)
                 return self._alone(request, past, others, error)
             past.append(request)
-            if outcome is not None and outcome.verdict == "failed" and algorithm.backend in self._pickled:
+            if outcome.verdict == "failed" and algorithm.backend in self._pickled:
                 self._drop()  # built-in backends clean up behind themselves; of others nobody knows
             return outcome
 
@@ -280,12 +275,12 @@ class WorkerRunner(Runner):
         except (WorkerUnavailable, SessionError) as lost:
             self._give_up(f"no worker could be had any more: {lost}")
             return Outcome("untimed", self._given_up)
-        self._ran[key] = []
+        done = self._ran[key] = []
         try:
             for one in (*past, request):
-                outcome: Outcome = self._ask(one)
-                self._ran[key].append(one)
-                if outcome is not None and outcome.verdict:
+                outcome = self._do(one)
+                done.append(one)
+                if outcome.verdict:
                     return outcome
         except _LOST as again:
             self._drop()
@@ -303,74 +298,58 @@ class WorkerRunner(Runner):
             self.open(fresh=True)
             self._ran[request[1].key] = [request]
             try:
-                self._ask(request)
-                self._ask(("linger", _LINGER_SECONDS))
-            except (child.WorkerDied, child.WorkerTimedOut) as error:
+                self._do(request)
+                self._call("linger", _LINGER_SECONDS)
+            except (WorkerDied, WorkerTimedOut) as error:
                 self._drop()
                 outcome = self._verdict(request, error)
-                self.blame(request[1], dataclasses.replace(outcome, reason=f"some time after it had returned: {outcome.reason}"))
+                self.record_failure(request[1], dataclasses.replace(outcome, reason=f"some time after it had returned: {outcome.reason}"))
                 return True
         return False
 
     def _verdict(self, request: _Request, error: Exception) -> Outcome:
         """What a lost worker says of the candidate that is to blame."""
-        if not isinstance(error, (child.WorkerDied, child.WorkerTimedOut)):
+        if not isinstance(error, (WorkerDied, WorkerTimedOut)):
             return Outcome("failed", str(error))
         doing = self._doing(request, error.step)
         tail = f"\n{error.tail}" if error.tail else ""
-        if isinstance(error, child.WorkerDied):
+        if isinstance(error, WorkerDied):
             return Outcome("crashed", f"{doing}: {error.how}{tail}")
-        if self._patience.shortened(error.step, error.seconds):
+        if self._deadlines.shortened(error.step, error.seconds):
             return Outcome("untimed", f"the time limit came {doing}")
-        return Outcome("hung", f"{doing}: not done after {error.seconds:.3g} s, the worker process was killed{tail}")
+        return Outcome("timed out", f"{doing}: not done after {error.seconds:.3g} s, the worker process was killed{tail}")
 
     def _doing(self, request: _Request, step: str) -> str:
         """What the candidate was doing, in words."""
         if step == "close":
             return "while it was closed"
-        what = {"run": "while it ran", "prepare": "while it was prepared", "check": "while its result was judged"}.get(step, f"in {step!r}")
+        what = {"run": "while it ran", "prepare": "while it was prepared", "check": "while its result was checked"}.get(
+            step, f"in {step!r}"
+        )
         return f"{what} on {self._task.sets[request[2]].describe()}" if len(request) > 2 else what
 
     def _again(self) -> None:
         """A fresh worker for the candidates that are left, a bounded number of times."""
-        if self._given_up:
-            return
-        if self._losses > _RESTARTS:
-            self._given_up = f"{_RESTARTS} workers were lost to other candidates; give this one's name in algorithms= to tune it alone"
-            self.notes.append(f"tuning stopped after {_RESTARTS} lost worker processes")
-            return
-        try:
-            self.open(fresh=True)
-        except (WorkerUnavailable, SessionError) as error:
-            self._give_up(f"no worker could be had any more: {error}")
+        if self._losses > _RESTARTS and not self._given_up:
+            self._give_up(f"{_RESTARTS} workers were lost to other candidates; give this one's name in algorithms= to tune it alone")
+        if not self._given_up:
+            try:
+                self.open(fresh=True)
+            except (WorkerUnavailable, SessionError) as error:
+                self._give_up(f"no worker could be had any more: {error}")
 
     def _give_up(self, reason: str) -> None:
         self._given_up = reason
-        self.notes.append(reason)
-
-    def check(self, algorithm: MatmulAlgorithm, index: int) -> Outcome:
-        """See `Runner.check`."""
-        return self._step(("check", algorithm, index))
-
-    def time(self, algorithm: MatmulAlgorithm, sample: int, turn: int, judged: bool) -> Outcome:
-        """See `Runner.time`."""
-        return self._step(("time", algorithm, sample, turn, judged))
-
-    def forget(self, algorithm: MatmulAlgorithm) -> None:
-        """See `Runner.forget`."""
-        if self._child is not None and algorithm.key in self._ran:
-            outcome = self._step(("forget", algorithm))
-            if outcome is not None and outcome.verdict not in ("", "untimed"):
-                self.blame(algorithm, outcome)
+        self.notes.append(f"tuning stopped: {reason}")
 
     def close(self, *, abruptly: bool = False) -> None:
         """See `Runner.close`. A worker goes back to the pool, but where the end is abrupt or it has run others' code, which may change."""
         try:
-            if self._child is not None and not abruptly and not self._pickled:
-                with contextlib.suppress(child.WorkerDied, child.WorkerTimedOut):
-                    if self._child.ask(("close",), self._patience.limits())[0] == "done":
-                        child.release(self._task.device, self._child)
-                        self._child = None  # not before: an interrupt between the two had better kill it
+            if self._worker is not None and not abruptly and not self._pickled:
+                with contextlib.suppress(*_LOST):
+                    self._call("close_session")
+                    processes.release(self._worker)
+                    self._worker = None  # not before: an interrupt between the two had better kill it
         finally:
             self._drop()
 

@@ -1,27 +1,29 @@
-"""A tuning session: candidates, operands and workbench in the process where the candidates run. The engine drives it step by step."""
+"""A tuning session: prepared candidates and their operands, where candidates run. In a worker it is a global of this module."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+import pickle
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from hipgroupgemm.backends import get_backend
 from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.measure.harness import Harness, harness_for
+from hipgroupgemm.measure.harness import harness_for
+from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.verify import Outcome, SizeSet, Verifier
 from hipgroupgemm.operands.views import Device
+from hipgroupgemm.processes import error_text, step
 
-__all__ = ["Session", "SessionError", "Task", "error_text"]
+__all__ = ["NO_MEMORY", "Session", "SessionError", "StepResult", "Task"]
 
 _WORKSPACE_SHARE = 4  # prepared candidates may hold a quarter of the free memory
 _MOST_PREPARED = 256
-_TEXT = 4000
-_measured: dict[tuple[Device, str], dict[str, Any] | None] = {}
-
+_rooflines: dict[tuple[Device, str], Roofline | None] = {}  # measured once per process
 
 NO_MEMORY = "no memory for the operands"
 """How the text of a `SessionError` begins where the device has not room; the text alone comes through from a worker."""
@@ -31,13 +33,12 @@ class SessionError(RuntimeError):
     """The session itself failed, not a candidate."""
 
 
-def error_text(error: BaseException) -> str:
-    """An exception in words, bounded."""
-    try:
-        text = f"{type(error).__name__}: {error}".strip().rstrip(":")
-    except (Exception, SystemExit) as again:  # its text is a candidate's code as well
-        text = f"{type(error).__name__}, whose text raises {type(again).__name__}"
-    return text if len(text) <= _TEXT else text[:_TEXT] + " ..."
+class StepResult(NamedTuple):
+    """What came of a step: of the candidate, of the device ("" where it can still be used), and of candidates that could not be closed."""
+
+    outcome: Outcome
+    broken: str
+    faults: list[tuple[MatmulAlgorithm, str]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,75 +47,60 @@ class Task:
 
     Attributes:
         config: the problem, with its true ragged extent. device: where.
-        sets: size sets that candidates are checked on; the first `samples` of them are timed as well.
-        seed: of operands and of the judge's sample. ceilings: whether to measure the device's.
+        sets: size sets that candidates are checked on; the first ones are timed as well.
+        seed: of operands and of the check's sample. roofline: whether to measure the device's.
     """
 
     config: GroupedGemmConfig
     device: Device
     sets: list[SizeSet]
-    samples: int
     seed: int
-    ceilings: bool
-
-
-@contextlib.contextmanager
-def _no_memory(device: Device) -> Iterator[None]:
-    try:
-        yield
-    except MemoryError as error:
-        raise SessionError(f"{NO_MEMORY} on {device}: {error}") from error
+    roofline: bool
 
 
 class Session:
     """Serves one task.
 
     Args:
-        task: what for. backends: those that are not found by their names. note: see `Verifier`.
+        task: what for. backends: those that are not found by their names.
+        note: called with each step's name before it begins, and with the candidate that is closed in a "close".
 
     Raises:
-        SessionError: there is no workbench, or not the memory for the operands.
+        SessionError: there is no harness, or not the memory for the operands.
     """
 
-    def __init__(self, task: Task, backends: dict[str, Backend], note: Callable[[str], None]) -> None:
+    def __init__(self, task: Task, backends: dict[str, Backend], note: Callable[..., None] = lambda *_: None) -> None:
         self.task, self._backends, self._note = task, backends, note
-        self._key = task.config.key()
         self._prepared: collections.OrderedDict[tuple[str, int, str], tuple[Executable, MatmulAlgorithm]] = collections.OrderedDict()
         self._faults: list[tuple[MatmulAlgorithm, str]] = []
-        self.closing: MatmulAlgorithm | None = None
-        """Whose executable is being closed."""
-        self._opened: Verifier | None = None
         note("operands")
         try:
-            self._bench: Harness = harness_for(task.device)
+            self._harness = harness_for(task.device)
         except Exception as error:
-            raise SessionError(f"there is no workbench for {task.device}: {error_text(error)}") from error
+            raise SessionError(f"there is no harness for {task.device}: {error_text(error)}") from error
+        self.remark = self._harness.note
         try:
-            self.ceilings = self._measured() if task.ceilings else None
-            with _no_memory(task.device):
-                self._verifier = self._opened = Verifier(self._bench, task.config, task.sets, seed=task.seed, note=note)
-            self._most_workspace = self._bench.free_bytes() // _WORKSPACE_SHARE
+            key = (task.device, task.config.type_a)
+            if task.roofline and key not in _rooflines:
+                _rooflines[key] = self._harness.roofline(task.config.type_a)
+            self.roofline = _rooflines[key] if task.roofline else None
+            self._verifier = Verifier(self._harness, task.config, task.sets, seed=task.seed, note=note)
+            self._most_workspace = self._harness.free_bytes() // _WORKSPACE_SHARE
         except Exception as error:
             self.close()
-            if isinstance(error, SessionError):
-                raise
+            if isinstance(error, MemoryError):
+                raise self._no_memory(error) from error
             raise SessionError(error_text(error)) from error
 
-    def _measured(self) -> dict[str, Any] | None:
-        """The device's ceilings, measured once a process."""
-        key = (self.task.device, self.task.config.type_a)
-        if key not in _measured:
-            found = self._bench.roofline(self.task.config.type_a)
-            _measured[key] = None if found is None else dataclasses.asdict(found)
-        return _measured[key]
+    def _no_memory(self, error: MemoryError) -> SessionError:
+        return SessionError(f"{NO_MEMORY} on {self.task.device}: {error}")
 
     # ---- candidates --------------------------------------------------------------------------------------------------------
 
     def _executable(self, algorithm: MatmulAlgorithm) -> Executable:
-        key = algorithm.key
-        found = self._prepared.get(key)
+        found = self._prepared.get(algorithm.key)
         if found is not None:
-            self._prepared.move_to_end(key)
+            self._prepared.move_to_end(algorithm.key)
             return found[0]
         held = sum(one.workspace_size for _, one in self._prepared.values())
         while self._prepared and (held + algorithm.workspace_size > self._most_workspace or len(self._prepared) >= _MOST_PREPARED):
@@ -123,70 +109,70 @@ class Session:
             held -= oldest.workspace_size
         self._note("prepare")
         backend = self._backends.get(algorithm.backend) or get_backend(algorithm.backend)
-        executable = backend.prepare(self._key, self.task.device, algorithm, self._bench.stream)
-        self._prepared[key] = (executable, algorithm)
+        executable = backend.prepare(self.task.config.key(), self.task.device, algorithm, self._harness.stream)
+        self._prepared[algorithm.key] = (executable, algorithm)
         return executable
 
-    def forget(self, algorithm: MatmulAlgorithm) -> None:
+    def forget(self, algorithm: MatmulAlgorithm) -> Outcome:
         """Closes what is prepared of a candidate: it is not needed any more, or others need its room."""
         found = self._prepared.pop(algorithm.key, None)
-        if found is None:
-            return
-        self.closing = algorithm
-        self._note("close")
+        if found is not None:
+            self._note("close", algorithm)
+            try:
+                found[0].close()
+            except (Exception, SystemExit) as error:  # nobody's affair but its own
+                self._faults.append((algorithm, f"while it was closed: {error_text(error)}"))
+        return Outcome()
+
+    # ---- steps -------------------------------------------------------------------------------------------------------------
+
+    def step(self, kind: str, algorithm: MatmulAlgorithm, *arguments: Any) -> StepResult:
+        """Calls `check`, `time` or `forget`. Raises SessionError for what is no candidate's fault."""
         try:
-            found[0].close()
-        except (Exception, SystemExit) as error:  # nobody's affair but its own
-            self._faults.append((algorithm, f"while it was closed: {error_text(error)}"))
+            outcome = getattr(self, kind)(algorithm, *arguments)
+        except SessionError:
+            raise
+        except Exception as error:  # the harness could not do its part
+            raise SessionError(error_text(error)) from error
         finally:
-            self.closing = None
+            faults, self._faults = self._faults, []
+        return StepResult(outcome, self.broken(), faults)
 
-    def take_faults(self) -> list[tuple[MatmulAlgorithm, str]]:
-        """Candidates that could not be closed since this was last asked, and why."""
-        found, self._faults = self._faults, []
-        return found
-
-    def healthy(self) -> str:
+    def broken(self) -> str:
         """ "" while the device can be used, else what it says: some device errors never go away in a process."""
         try:
-            self._bench.synchronize()
+            self._harness.synchronize()
         except Exception as error:
             return error_text(error)
         return ""
 
-    # ---- steps -------------------------------------------------------------------------------------------------------------
-
     def check(self, algorithm: MatmulAlgorithm, index: int) -> Outcome:
         """Checks a candidate on a size set. One that is larger than the problem goes unchecked where the device has not room for it."""
         try:
-            with _no_memory(self.task.device):
-                self._verifier.use(index, timing=False)
-        except SessionError:
+            self._verifier.use(index, timing=False)
+        except MemoryError as error:
             if self.task.sets[index].config is None:
-                raise
+                raise self._no_memory(error) from error
             return Outcome()
-        claims = algorithm.deterministic
-        return self._guarded(algorithm, lambda: self._verifier.check(index, lambda: self._executable(algorithm), deterministic=claims))
-
-    def time(self, algorithm: MatmulAlgorithm, sample: int, turn: int, *, judged: bool) -> Outcome:
-        """Times one cold call of a candidate on a sample.
-
-        Args:
-            algorithm, sample: which.
-            turn: of the operands' copies, so that nobody finds his inputs in a cache.
-            judged: whether the result is judged as well. Whether inputs were changed is looked at in any case.
-        """
-        with _no_memory(self.task.device):
-            self._verifier.use(sample, timing=True)
-        cold = algorithm.key not in self._prepared  # others took its room: what a first call costs more was paid before
         return self._guarded(
-            algorithm, lambda: self._verifier.time(sample, turn, lambda: self._executable(algorithm), checked=judged, cold=cold)
+            algorithm, lambda: self._verifier.check(index, lambda: self._executable(algorithm), deterministic=algorithm.deterministic)
         )
 
-    def _guarded(self, algorithm: MatmulAlgorithm, step: Any) -> Outcome:
+    def time(self, algorithm: MatmulAlgorithm, sample: int, turn: int, checked: bool) -> Outcome:
+        """Times one cold call of a candidate on a sample, with the operands of that turn; see `Verifier.time`."""
+        try:
+            self._verifier.use(sample, timing=True)
+        except MemoryError as error:
+            raise self._no_memory(error) from error
+        made_anew = algorithm.key not in self._prepared  # others took its room
+        return self._guarded(
+            algorithm, lambda: self._verifier.time(sample, turn, lambda: self._executable(algorithm), checked=checked, cold=made_anew)
+        )
+
+    def _guarded(self, algorithm: MatmulAlgorithm, run: Callable[[], Outcome]) -> Outcome:
         """A step's outcome; what the candidate raises is "failed". Whoever comes next finds inputs as they should be."""
         try:
-            outcome: Outcome = step()
+            outcome = run()
         except (Exception, SystemExit) as error:
             outcome = Outcome("failed", error_text(error))
         if outcome.verdict:
@@ -195,12 +181,49 @@ class Session:
         return outcome
 
     def close(self) -> None:
-        """Frees candidates, operands and workbench, as far as the device lets it."""
+        """Frees candidates, operands and harness, as far as the device lets it."""
         for _, algorithm in list(self._prepared.values()):
             self.forget(algorithm)
-        self._note("close")
-        with contextlib.suppress(Exception):
-            if self._opened is not None:
-                self._opened.close()
-        with contextlib.suppress(Exception):
-            self._bench.close()
+        self._note("close", None)
+        for part in ("_verifier", "_harness"):
+            with contextlib.suppress(Exception):
+                getattr(self, part).close()
+
+
+# ---- in a worker -----------------------------------------------------------------------------------------------------------------
+
+_session: Session | None = None
+
+
+def open_session(task: Task, pickled: dict[str, bytes]) -> tuple[dict[str, str], Roofline | None, str]:
+    """Opens this process's session; why backends can't be had here, by name, then the session's roofline and remark."""
+    global _session
+    close_session()
+    backends, refused = {}, {}
+    for name, data in pickled.items():
+        try:
+            backends[name] = pickle.loads(data)
+        except Exception as error:
+            refused[name] = error_text(error)
+    _session = Session(task, backends, step)
+    return refused, _session.roofline, _session.remark
+
+
+def session_step(kind: str, algorithm: MatmulAlgorithm, *arguments: Any) -> StepResult:
+    """A step of this process's session."""
+    if _session is None:
+        raise SessionError("no session is open")
+    return _session.step(kind, algorithm, *arguments)
+
+
+def close_session() -> None:
+    """Closes this process's session, where one is open."""
+    global _session
+    session, _session = _session, None
+    if session is not None:
+        session.close()
+
+
+def linger(seconds: float) -> None:
+    """Does nothing for a while: what a candidate has left behind may end this process."""
+    time.sleep(seconds)

@@ -65,7 +65,7 @@ class Case:
     group_offset: Place | int = 0
     starts: Place | None = None
     ends: Place | None = None
-    cover: Place | None = None
+    covered_range: Place | None = None
     fault: Place | None = None
     records: Place | None = None
     template: np.ndarray = field(default_factory=lambda: np.zeros((), L.RECORD))
@@ -75,8 +75,8 @@ class Case:
     tiles: Place | None = None
     tile_count: Place | None = None
     block_rows: int = 0
-    finish_grid: int = 0  # 0: hgg_finish is not launched
-    finish_beta: float = 0.0
+    uncovered_grid: int = 0  # 0: hgg_zero_uncovered is not launched
+    uncovered_beta: float = 0.0
     out: Place | None = None  # (batch, rows, columns) or (group, batch, rows, columns)
     c: Place | None = None
 
@@ -274,7 +274,7 @@ def fill_numbers(rng: np.random.Generator, arena: Arena, place: Place) -> None:
         view[...] = rng.standard_normal(view.shape).astype(place.dtype)
 
 
-def add_finish(rng: np.random.Generator, arena: Arena, case: Case) -> None:
+def add_uncovered(rng: np.random.Generator, arena: Arena, case: Case) -> None:
     out_batches = case.batches if case.batches > 1 else pick(rng, (1, 2, 3), (6, 1, 1))
     columns = pick(rng, (0, 1, 2, 7, 8, 16, 33, 64, 300), (1, 2, 2, 3, 3, 4, 4, 3, 1))
     if case.mode == "contracting":
@@ -286,11 +286,11 @@ def add_finish(rng: np.random.Generator, arena: Arena, case: Case) -> None:
     name = pick(rng, list(FLOAT_TYPES))
     case.out = place_matrix(rng, arena, shape, FLOAT_TYPES[name])
     case.out.view(arena.bytes)[...] = np.nan
-    case.finish_grid = pick(rng, (1, 2, 5, 33))
-    case.finish_beta = pick(rng, (0.0, -0.0, 1.0, 0.5, -1.75, float(rng.standard_normal()), np.inf), (6, 1, 2, 2, 2, 4, 1))
-    raw = np.float64(case.finish_beta) if name == "float64" else np.float32(case.finish_beta)
+    case.uncovered_grid = pick(rng, (1, 2, 5, 33))
+    case.uncovered_beta = pick(rng, (0.0, -0.0, 1.0, 0.5, -1.75, float(rng.standard_normal()), np.inf), (6, 1, 2, 2, 2, 4, 1))
+    raw = np.float64(case.uncovered_beta) if name == "float64" else np.float32(case.uncovered_beta)
     case.beta = raw.tobytes().ljust(16, b"\xee")
-    if case.finish_beta == 0:
+    if case.uncovered_beta == 0:
         return  # c stays an address that cannot be read
     how = pick(rng, ("same", "alike", "any", "broadcast", "other type"), (3, 3, 3, 2, 2))
     if how == "same":
@@ -317,15 +317,15 @@ def draw_case(
     """A random case; ``count`` groups, sizes of a dtype and of one kind (draw_sizes) where they are given."""
     mode = pick(rng, ("non_contracting", "contracting", "batch"), (6, 4, 1 if count is None else 0))
     kernel = "hgg_fill" if mode == "batch" or rng.random() < 0.6 else "hgg_scan"
-    finishes = mode != "batch" and rng.random() < 0.6
+    zeroes = mode != "batch" and rng.random() < 0.6
     batches = pick(rng, (1, 2, 3, 5), (7, 1, 1, 1)) if mode != "batch" else 1
     groups = 1 if mode == "batch" else pick(rng, (int(rng.integers(0, 20)), int(rng.integers(0, 150)), 0), (6, 3, 1))
     if mode != "batch" and rng.random() < 0.03:
         groups = pick(rng, ODD_COUNTS)
     groups = groups if count is None else count
     total = groups + (int(rng.integers(0, 40)) if mode != "batch" and rng.random() < 0.4 else 0)
-    extent = int(rng.integers(0, 120)) if finishes else pick(rng, (0, 1, 777, 2**20, 2**31 - 1, 2**31 + 5, 2**32 - 1))
-    if kernel == "hgg_scan" and not finishes and rng.random() < 0.3:
+    extent = int(rng.integers(0, 120)) if zeroes else pick(rng, (0, 1, 777, 2**20, 2**31 - 1, 2**31 + 5, 2**32 - 1))
+    if kernel == "hgg_scan" and not zeroes and rng.random() < 0.3:
         extent = 2**40 + 3
     case = Case(
         mode,
@@ -344,12 +344,12 @@ def draw_case(
         add_group_offset(rng, arena, case)
     shape = (batches, groups)
     wanted = rng.random(3) < 0.8
-    if wanted[0] or finishes:
+    if wanted[0] or zeroes:
         case.starts = arena.place(shape, "<i8", 8)
-    if wanted[1] or finishes:
+    if wanted[1] or zeroes:
         case.ends = arena.place(shape, "<i8", 8)
-    if wanted[2] or finishes:
-        case.cover = arena.place((batches, 2), "<i8", 8)
+    if wanted[2] or zeroes:
+        case.covered_range = arena.place((batches, 2), "<i8", 8)
     if rng.random() < 0.95:
         case.fault = arena.place((1,), L.FAULT, 8)
         if rng.random() < 0.9:
@@ -360,8 +360,8 @@ def draw_case(
         add_records(rng, arena, case)
     elif rng.random() < 0.6:
         add_tiles(rng, arena, case)
-    if finishes:
-        add_finish(rng, arena, case)
+    if zeroes:
+        add_uncovered(rng, arena, case)
     return case
 
 
@@ -387,7 +387,7 @@ def arguments(case: Case, arena_address: int) -> np.ndarray:
         a["group_offset_value"] = case.group_offset
     a["ragged_extent"] = case.extent
     a["batch_count"], a["group_count"], a["group_total"] = case.batches, case.groups, case.total
-    for name in ("starts", "ends", "cover", "fault", "records", "tiles", "tile_count"):
+    for name in ("starts", "ends", "covered_range", "fault", "records", "tiles", "tile_count"):
         place = getattr(case, name)
         if place is not None:
             a[name] = place.offset + arena_address

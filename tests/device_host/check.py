@@ -48,10 +48,10 @@ def launches(drawn: Drawn, arena_address: int) -> tuple[np.ndarray, np.ndarray, 
         kernels.append(L.KERNELS.index(case.kernel))
         grids.append(case.grid)
         orders.append(case.order)
-        if case.finish_grid:
+        if case.uncovered_grid:
             rows.append(own)
-            kernels.append(L.KERNELS.index("hgg_finish"))
-            grids.append(case.finish_grid)
+            kernels.append(L.KERNELS.index("hgg_zero_uncovered"))
+            grids.append(case.uncovered_grid)
             orders.append(case.order)
     return (
         np.array(rows, L.ARGUMENTS),

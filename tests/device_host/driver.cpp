@@ -7,7 +7,7 @@ extern "C" {
 // Runs `count` launches in order. Returns the number of the first that was refused, or count.
 int hgg_test_run(const void* arguments, const int* kernels, const unsigned* grids, const int* orders,
                  int count) {
-  static const char* const names[] = {"hgg_fill", "hgg_scan", "hgg_finish"};
+  static const char* const names[] = {"hgg_fill", "hgg_scan", "hgg_zero_uncovered"};
   for (int i = 0; i < count; ++i) {
     const void* own = static_cast<const char*>(arguments) + i * sizeof(hgg_arguments);
     if (hgg_host_launch(names[kernels[i]], own, grids[i], HGG_THREADS, orders[i]) != 0) return i;
@@ -82,7 +82,7 @@ extern const hgg_test_field hgg_test_layout[] = {
     FIELD(hgg_arguments, ragged_extent),
     FIELD(hgg_arguments, starts),
     FIELD(hgg_arguments, ends),
-    FIELD(hgg_arguments, cover),
+    FIELD(hgg_arguments, covered_range),
     FIELD(hgg_arguments, fault),
     FIELD(hgg_arguments, sizes_kind),
     FIELD(hgg_arguments, sizes_type),

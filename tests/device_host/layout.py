@@ -47,7 +47,7 @@ ARGUMENTS = np.dtype(
     [
         ("sizes", "<u8"), ("sizes_stride", "<i8"), ("sizes_batch_stride", "<i8"),
         ("group_offset", "<u8"), ("group_offset_value", "<i8"), ("ragged_extent", "<i8"),
-        ("starts", "<u8"), ("ends", "<u8"), ("cover", "<u8"), ("fault", "<u8"),
+        ("starts", "<u8"), ("ends", "<u8"), ("covered_range", "<u8"), ("fault", "<u8"),
         ("sizes_kind", "<i4"), ("sizes_type", "<i4"), ("group_offset_type", "<i4"), ("batch_count", "<i4"),
         ("group_count", "<i4"), ("group_total", "<i4"), ("mode", "<i4"), ("flags", "<u4"),
         ("records", "<u8"), ("record_count", "<i4"), ("block_rows", "<i4"),
@@ -68,4 +68,4 @@ RAGGED_N, RAGGED_M, RAGGED_K = 0, 1, 2
 FLOATS = {"bfloat16": 0, "float16": 1, "float32": 2, "float64": 3}
 OVERRIDE_ALPHA, OVERRIDE_BETA = 1, 2
 FAULT_NONE, FAULT_NEGATIVE, FAULT_PAST_END, FAULT_OFFSETS, FAULT_GROUP_OFFSET = range(5)
-KERNELS = ("hgg_fill", "hgg_scan", "hgg_finish")
+KERNELS = ("hgg_fill", "hgg_scan", "hgg_zero_uncovered")

@@ -18,7 +18,7 @@ from .cases import Case, Operand, Place
 class Scan:
     starts: np.ndarray  # (batches, groups)
     ends: np.ndarray
-    cover: np.ndarray  # (batches, 2)
+    covered_range: np.ndarray  # (batches, 2)
     fault: tuple[int, int, int, int, int] | None
 
 
@@ -60,7 +60,7 @@ def scan(case: Case, arena: np.ndarray) -> Scan:
         fault = (L.FAULT_GROUP_OFFSET, 0, 0, saturate(given), room)
     starts = np.zeros((case.batches, case.groups), np.int64)
     ends = np.zeros_like(starts)
-    cover = np.zeros((case.batches, 2), np.int64)
+    covered_range = np.zeros((case.batches, 2), np.int64)
     for batch in range(case.batches):
         if case.sizes is None:
             begin, end, wrong = [0] * case.total, [case.extent] * case.total, None
@@ -71,8 +71,8 @@ def scan(case: Case, arena: np.ndarray) -> Scan:
         starts[batch] = begin[offset : offset + case.groups]
         ends[batch] = end[offset : offset + case.groups]
         if case.groups:
-            cover[batch] = starts[batch, 0], ends[batch, -1]
-    return Scan(starts, ends, cover, fault)
+            covered_range[batch] = starts[batch, 0], ends[batch, -1]
+    return Scan(starts, ends, covered_range, fault)
 
 
 def addresses(op: Operand | None, otherwise: Any, first: np.ndarray, group: np.ndarray, batch: np.ndarray) -> Any:
@@ -126,10 +126,10 @@ def scaled(case: Case, c: np.ndarray) -> np.ndarray:
     assert case.out is not None
     real = np.float64 if case.out.dtype == np.float64 else np.float32
     with np.errstate(all="ignore"):
-        return (real(case.finish_beta) * c.astype(real)).astype(case.out.dtype)
+        return (real(case.uncovered_beta) * c.astype(real)).astype(case.out.dtype)
 
 
-def finish(case: Case, scanned: Scan, before: np.ndarray, after: np.ndarray) -> None:
+def zero_uncovered(case: Case, scanned: Scan, before: np.ndarray, after: np.ndarray) -> None:
     assert case.out is not None
     old_c = None if case.c is None else case.c.view(before)
     new = case.out.view(after)
@@ -144,7 +144,7 @@ def finish(case: Case, scanned: Scan, before: np.ndarray, after: np.ndarray) -> 
                 if scanned.starts[source, group] == scanned.ends[source, group]:
                     give((group, batch))
         else:
-            begin, end = scanned.cover[source].tolist()
+            begin, end = scanned.covered_range[source].tolist()
             give((batch, slice(0, begin)))
             give((batch, slice(end, None)))
 
@@ -152,7 +152,7 @@ def finish(case: Case, scanned: Scan, before: np.ndarray, after: np.ndarray) -> 
 def expect(case: Case, before: np.ndarray, after: np.ndarray) -> None:
     """Writes what the case's launches must write, from the arena ``before`` into the arena ``after``."""
     scanned = scan(case, before)
-    for name in ("starts", "ends", "cover"):
+    for name in ("starts", "ends", "covered_range"):
         place = getattr(case, name)
         if place is not None:
             place.view(after)[...] = getattr(scanned, name)
@@ -165,13 +165,13 @@ def expect(case: Case, before: np.ndarray, after: np.ndarray) -> None:
         case.tile_count.view(after)[0] = len(table)
         kept = min(len(table), case.tiles.shape[0])
         case.tiles.view(after)[:kept] = np.array(table[:kept], L.TILE)
-    if case.finish_grid:
-        finish(case, scanned, before, after)
+    if case.uncovered_grid:
+        zero_uncovered(case, scanned, before, after)
 
 
 def same_nans(case: Case, expected: np.ndarray, got: np.ndarray) -> None:
     """A NaN is a NaN: where both have one in out, ``got`` is given the expected bits."""
-    if case.finish_grid and case.c is not None and case.out is not None:
+    if case.uncovered_grid and case.c is not None and case.out is not None:
         mine, theirs = case.out.view(expected), case.out.view(got)
         with np.errstate(invalid="ignore"):  # fp16 has signalling NaN
             both = np.isnan(mine) & np.isnan(theirs)
@@ -180,7 +180,7 @@ def same_nans(case: Case, expected: np.ndarray, got: np.ndarray) -> None:
 
 def describe(case: Case, offset: int) -> str:
     """What lies at a byte of the arena, for the message of a failed comparison."""
-    for name in ("sizes", "starts", "ends", "cover", "fault", "records", "tiles", "tile_count", "out", "c"):
+    for name in ("sizes", "starts", "ends", "covered_range", "fault", "records", "tiles", "tile_count", "out", "c"):
         place = getattr(case, name)
         if place is None or 0 in place.shape:
             continue

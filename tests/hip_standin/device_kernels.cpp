@@ -30,4 +30,4 @@ int launch(const char* kernel, const uint32_t grid[3], const uint32_t block[3], 
 
 STANDIN_KERNEL(hgg_fill);
 STANDIN_KERNEL(hgg_scan);
-STANDIN_KERNEL(hgg_finish);
+STANDIN_KERNEL(hgg_zero_uncovered);

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import worker_functions
+from process_table import gone
 
 import hipgroupgemm
 from hipgroupgemm import processes
@@ -24,22 +25,6 @@ from hipgroupgemm.processes import worker as worker_module
 ROOT = str(Path(hipgroupgemm.__file__).parents[1])
 HERE = str(Path(__file__).parent)
 FUNCTIONS = "worker_functions"
-
-
-def exists(pid):
-    """Whether a process is there and no zombie."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def gone(pids, seconds=10.0):
-    until = time.monotonic() + seconds
-    while any(exists(pid) for pid in pids):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def marks_of(path, count, seconds=20.0):

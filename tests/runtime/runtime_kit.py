@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hipgroupgemm import runtime as runtimes
-from hipgroupgemm.runtime import DeviceMemoryError, allocator, base, cache, objects
+from hipgroupgemm.runtime import DeviceMemoryError, base, directories, memory, objects
 from hipgroupgemm.runtime.objects import DeviceInfo
 
 # ---- a real or emulated device
@@ -53,7 +53,7 @@ def runtime(request: pytest.FixtureRequest) -> base.Runtime:
 @pytest.fixture(autouse=True)
 def cache_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     # one directory a test session: the compile cost is paid once, and nothing of the user's cache is used
-    monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(tmp_path_factory.getbasetemp() / "code-cache"))
+    monkeypatch.setenv(directories.CACHE_VARIABLE, str(tmp_path_factory.getbasetemp() / "code-cache"))
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ class Device:
 
     def __init__(self, runtime: base.Runtime, array: np.ndarray, stream: int) -> None:
         self.runtime, self.array, self.stream = runtime, np.ascontiguousarray(array), stream
-        self.ptr = runtime.malloc(self.array.nbytes, 0, stream)
+        self.ptr = runtime.malloc_plain(self.array.nbytes, 0)
         runtime.memcpy_async(self.ptr, self.array.ctypes.data, self.array.nbytes, stream)
         runtime.synchronize_stream(stream)
 
@@ -89,7 +89,7 @@ class Device:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.runtime.free(self.ptr, 0, self.stream)
+        self.runtime.free_plain(self.ptr, 0)
 
 
 def poisoned(count: int) -> np.ndarray:
@@ -123,7 +123,7 @@ class Accounts(base.Runtime):
         return 2
 
     def _read_info(self, device: int) -> DeviceInfo:
-        return DeviceInfo(device, "accounts", "sm_90", "", 1, 32, 1024, 48 << 10, 228 << 10, 0, self.memory_bytes, True)
+        return DeviceInfo(device, "accounts", "sm_90", "", 1, 32, 1024, 48 << 10, 228 << 10, 0, self.memory_bytes)
 
     def _enter_device(self, device: int) -> object:
         return None
@@ -152,16 +152,6 @@ class Accounts(base.Runtime):
             self.live[ptr] = nbytes
             self.log.append((*what, ptr))
         return ptr
-
-    def malloc(self, nbytes: int, device: int, stream: int = 0) -> int:
-        assert not self.captures.get(stream), "recorded into the graph"
-        assert nbytes > 0 and stream in self.streams
-        return self._new(nbytes, ("malloc", stream))
-
-    def free(self, ptr: int, device: int, stream: int = 0) -> None:
-        assert stream in self.streams and stream not in self.captures
-        self.log.append(("free", stream, ptr))
-        del self.live[ptr]
 
     def malloc_plain(self, nbytes: int, device: int) -> int:
         assert nbytes > 0
@@ -228,9 +218,9 @@ class Allocated:
 def accounts() -> Iterator[Accounts]:
     runtime = Accounts()
     yield runtime
-    allocator._defaults.pop(id(runtime), None)
+    memory._defaults.pop(id(runtime), None)
 
 
 @pytest.fixture(autouse=True)
 def no_user_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "_user_allocators", {})
+    monkeypatch.setattr(memory, "_user_allocators", {})

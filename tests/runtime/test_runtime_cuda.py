@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from hipgroupgemm import runtime as runtimes
-from hipgroupgemm.runtime import cache, cuda_compile, memory
-from hipgroupgemm.runtime.cuda import CudaRuntime
+from hipgroupgemm.runtime import compile as cuda_compile
+from hipgroupgemm.runtime import directories, memory
+from hipgroupgemm.runtime.cuda.runtime import CudaRuntime
+from hipgroupgemm.runtime.cuda.tensor_map import TensorMapEncoder
 from hipgroupgemm.runtime.parameters import TENSOR_MAP, KernelParameters
 from hipgroupgemm.runtime.scratch import Scratch
-from hipgroupgemm.runtime.tensor_map import TensorMapEncoder
 
 pytestmark = pytest.mark.cuda
 
@@ -30,11 +31,6 @@ extern "C" __global__ void nothing(void*, void*, void*, int, int, int, long long
 extern "C" __global__ void add_one(int* values, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) values[i] += 1;
-}
-extern "C" __global__ void cluster_size(int* out) {
-    unsigned rank;
-    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(rank));
-    if (threadIdx.x == 0) out[blockIdx.x] = rank;
 }
 // copies one box of a tensor to out through the copy engine
 extern "C" __global__ void load_box(const __grid_constant__ TensorMap map, unsigned short* out, int x, int y,
@@ -70,7 +66,7 @@ def runtime() -> CudaRuntime:
 
 @pytest.fixture(autouse=True)
 def cache_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(tmp_path_factory.getbasetemp() / "code-cache"))
+    monkeypatch.setenv(directories.CACHE_VARIABLE, str(tmp_path_factory.getbasetemp() / "code-cache"))
 
 
 @pytest.fixture
@@ -88,7 +84,7 @@ def stream(runtime: CudaRuntime) -> Iterator[int]:
 
 
 def upload(runtime: CudaRuntime, array: np.ndarray, stream: int) -> int:
-    ptr = runtime.malloc(array.nbytes, 0, stream)
+    ptr = runtime.malloc_plain(array.nbytes, 0)
     runtime.memcpy_async(ptr, array.ctypes.data, array.nbytes, stream)
     runtime.synchronize_stream(stream)
     return ptr
@@ -147,21 +143,21 @@ def test_per_thread_default_stream(runtime: CudaRuntime) -> None:
         ptr = upload(runtime, np.zeros(100, np.uint8), 2)
         runtime.memset_async(ptr, 3, 100, 2)
         np.testing.assert_array_equal(download(runtime, ptr, np.empty(100, np.uint8), 2), 3)
-        runtime.free(ptr, 0, 2)
+        runtime.free_plain(ptr, 0)
 
 
 def test_ptx_for_a_device_newer_than_the_compiler(runtime: CudaRuntime, stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvrtc, version, _ = cuda_compile._load()
-    monkeypatch.setattr(cuda_compile, "_loaded", (nvrtc, version, (80,)))
+    compiler, _ = cuda_compile._nvrtc()
+    monkeypatch.setattr(cuda_compile, "_nvrtc", lambda: (compiler, (80,)))
     source = 'extern "C" __global__ void k(int* p) { *p = 41; }'
-    code = runtime.compile(source, "k.cu", [], runtime.architecture(0))
+    code = runtime.compile(source, "k.cu", [], runtime.device_info(0).architecture)
     assert b".target sm_80" in code
     params = KernelParameters(["ptr"])
     ptr = upload(runtime, np.zeros(1, np.int32), stream)
     params.set(ptr)
     runtime.launch(runtime.load_module(code, 0).get_function("k"), (1, 1, 1), (1, 1, 1), 0, stream, params)
     assert download(runtime, ptr, np.empty(1, np.int32), stream)[0] == 41
-    runtime.free(ptr, 0, stream)
+    runtime.free_plain(ptr, 0)
 
 
 @pytest.mark.parametrize("x, y", [(0, 0), (64, 96), (128, 200)])
@@ -174,43 +170,33 @@ def test_tensor_maps(runtime: CudaRuntime, module: Any, stream: int, x: int, y: 
     params = KernelParameters([TENSOR_MAP, "ptr", "i32", "i32", "i32"])
     encoder = TensorMapEncoder(runtime, "bf16", box)
     encoder.encode(params.blob_address(0), addresses[0], tensors[0].shape, (columns * 2,))
-    assert params[0] == runtime.encode_tensor_map("bf16", addresses[0], (rows, columns), (columns * 2,), box)
     launch = runtime.prepare_launch(module.get_function("load_box"), (1, 1, 1), (128, 1, 1), 1024, stream, params)
     for i, tensor in enumerate(tensors):
         if i:
             encoder.replace_address(params.blob_address(0), addresses[i])
-        params.set_some(range(1, 5), [out, x, y, box[0] * box[1]])
+        for position, value in enumerate([out, x, y, box[0] * box[1]], 1):
+            params[position] = value
         runtime.memset_async(out, 0xFF, box[0] * box[1] * 2, stream)
         launch.run()
         expected = np.zeros(box, np.uint16)  # what lies outside reads as zeros
         inside = tensor[y : y + box[0], x : x + box[1]]
         expected[: inside.shape[0], : inside.shape[1]] = inside
         np.testing.assert_array_equal(download(runtime, out, expected, stream), expected)
-    with pytest.raises(ValueError, match="address: got"):
+    with pytest.raises(runtimes.DeviceError, match="multiple of 16"):
         encoder.replace_address(params.blob_address(0), addresses[0] + 2)
     for ptr in (*addresses, out):
-        runtime.free(ptr, 0, stream)
+        runtime.free_plain(ptr, 0)
 
 
-def test_clusters_and_programmatic_launches(runtime: CudaRuntime, module: Any, stream: int) -> None:
+def test_programmatic_launches(runtime: CudaRuntime, module: Any, stream: int) -> None:
     out = upload(runtime, np.zeros(8, np.int32), stream)
-    params = KernelParameters(["ptr"])
-    params.set(out)
-    function = module.get_function("cluster_size")
-    for cluster in (None, (1, 1, 1), (2, 1, 1), (4, 1, 1)):
-        runtime.prepare_launch(function, (8, 1, 1), (32, 1, 1), 0, stream, params, cluster=cluster).run()
-        expected = cluster[0] if cluster else 1
-        np.testing.assert_array_equal(download(runtime, out, np.empty(8, np.int32), stream), [expected] * 8)
-    with pytest.raises(runtimes.DeviceError, match="grid \\(7, 1, 1\\)"):  # no multiple of the cluster
-        runtime.prepare_launch(function, (7, 1, 1), (32, 1, 1), 0, stream, params, cluster=(2, 1, 1)).run()
-    runtime.memset_async(out, 0, 32, stream)
     count = KernelParameters(["ptr", "i32"])
     count.set(out, 8)
     launch = runtime.prepare_launch(module.get_function("add_one"), (1, 1, 1), (32, 1, 1), 0, stream, count, programmatic=True)
     for _ in range(5):
         launch.run()
     np.testing.assert_array_equal(download(runtime, out, np.empty(8, np.int32), stream), [5] * 8)
-    runtime.free(out, 0, stream)
+    runtime.free_plain(out, 0)
 
 
 def test_default_stream_during_a_capture(runtime: CudaRuntime) -> None:
@@ -344,7 +330,7 @@ def test_fault_of_a_kernel() -> None:
 import hipgroupgemm.runtime as r
 from hipgroupgemm.runtime.parameters import KernelParameters
 x = r.get_runtime("cuda")
-code = x.compile('extern "C" __global__ void k(int* p) { *p = 1; }', "k.cu", [], x.architecture(0))
+code = x.compile('extern "C" __global__ void k(int* p) { *p = 1; }', "k.cu", [], x.device_info(0).architecture)
 params = KernelParameters(["ptr"])
 params.set(1 << 44)
 with x.use_device(0):
@@ -429,7 +415,7 @@ def test_launch_cost(runtime: CudaRuntime, module: Any, stream: int, capsys: pyt
             pass
 
     other["use_device, already current"] = p50(nothing, drain)
-    ptr = runtime.malloc(1 << 20, 0, stream)
+    ptr = runtime.malloc_plain(1 << 20, 0)
     other["pointer_device"] = p50(lambda: runtime.pointer_device(ptr), drain)
     other["device_of_pointer"] = p50(lambda: runtimes.device_of_pointer(ptr), drain)
     attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -447,7 +433,7 @@ def test_launch_cost(runtime: CudaRuntime, module: Any, stream: int, capsys: pyt
         memory.allocate(runtime, 1 << 20, 0, stream).release()
 
     other["allocate + release, 1 MiB, kept"] = p50(allocate, drain)
-    other["malloc + free, 1 MiB"] = p50(lambda: runtime.free(runtime.malloc(1 << 20, 0, stream), 0, stream), drain)
+    other["malloc_plain + free_plain, 1 MiB"] = p50(lambda: runtime.free_plain(runtime.malloc_plain(1 << 20, 0), 0), drain)
     other["memset_async"] = p50(lambda: runtime.memset_async(ptr, 0, 4096, stream), drain)
     event = runtime.create_event(0)
     other["record_event"] = p50(lambda: runtime.record_event(event, stream), drain)
@@ -457,7 +443,7 @@ def test_launch_cost(runtime: CudaRuntime, module: Any, stream: int, capsys: pyt
     into = descriptor.blob_address(0)
     other["TensorMapEncoder.encode"] = p50(lambda: encoder.encode(into, ptr, (1024, 512), (1024,)), drain)
     other["TensorMapEncoder.replace_address"] = p50(lambda: encoder.replace_address(into, ptr), drain)
-    runtime.free(ptr, 0, stream)
+    runtime.free_plain(ptr, 0)
 
     info = runtime.device_info(0)
     bindings = importlib.metadata.version("cuda-bindings")

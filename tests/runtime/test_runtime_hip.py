@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from hipgroupgemm import runtime as runtimes
-from hipgroupgemm.runtime import hip_compile, process
-from hipgroupgemm.runtime.hip import HipRuntime
-from hipgroupgemm.runtime.hip_library import HIP_STEM
+from hipgroupgemm.runtime import compile as hip_compile
+from hipgroupgemm.runtime import process
+from hipgroupgemm.runtime.hip.library import HIP_STEM
+from hipgroupgemm.runtime.hip.runtime import HipRuntime
 from hipgroupgemm.runtime.parameters import KernelParameters
 
 pytestmark = pytest.mark.hip
@@ -36,14 +37,7 @@ def run_python(code: str, *arguments: str, **environment: str) -> subprocess.Com
 
 def test_one_library_is_loaded(runtime: HipRuntime) -> None:
     assert process.mapped_libraries(HIP_STEM) == [runtime.library]
-    version = report_version(runtime)
-    assert version.count(".") == 2 and int(version.split(".")[0]) >= 6
-
-
-def report_version(runtime: HipRuntime) -> str:
-    from hipgroupgemm.runtime.report import version_text
-
-    return version_text("rocm", runtime.version)
+    assert runtime.version // 10_000_000 >= 6
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +71,7 @@ ctypes.CDLL(sys.argv[1])
 import hipgroupgemm.runtime as r
 from hipgroupgemm.runtime.process import mapped_libraries
 x = r.get_runtime("rocm")
-p = x.malloc(100, 0)
+p = x.malloc_plain(100, 0)
 assert r.device_of_pointer(p) == ("rocm", 0)
 print(x.library, *mapped_libraries("libamdhip64.so"))
 """
@@ -120,7 +114,7 @@ except r.RuntimeUnavailable as error:
 def test_no_error_is_left_behind(runtime: HipRuntime) -> None:
     # HIP remembers the last error of a thread, and torch looks for it after its own launches
     def last() -> int:
-        return int(runtime._hip.hipGetLastError()[0])
+        return int(runtime._bindings.hipGetLastError()[0])
 
     last()
     code = runtime.compile(SOURCE, "k.cu", [], runtime.device_info(0).target)
@@ -147,14 +141,12 @@ def test_no_error_is_left_behind(runtime: HipRuntime) -> None:
     runtime.destroy_stream(stream)
 
 
-def test_no_clusters(runtime: HipRuntime) -> None:
+def test_no_programmatic_launches(runtime: HipRuntime) -> None:
     code = runtime.compile(SOURCE, "k.cu", [], runtime.device_info(0).target)
     function = runtime.load_module(code, 0).get_function("k")
     params = KernelParameters(["ptr"])
-    for options in ({"cluster": (2, 1, 1)}, {"programmatic": True}):
-        with pytest.raises(NotImplementedError, match="cluster, programmatic"):
-            runtime.prepare_launch(function, (1, 1, 1), (64, 1, 1), 0, 0, params, **options)  # type: ignore[arg-type]
-    runtime.prepare_launch(function, (1, 1, 1), (64, 1, 1), 0, 0, params, cluster=(1, 1, 1))
+    with pytest.raises(NotImplementedError, match="programmatic"):
+        runtime.prepare_launch(function, (1, 1, 1), (64, 1, 1), 0, 0, params, programmatic=True)
 
 
 @pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx942:sramecc+:xnack-", "gfx950"])
@@ -164,7 +156,7 @@ def test_compiles_for_every_target(target: str) -> None:
 
 
 def test_code_for_another_target_is_refused(runtime: HipRuntime) -> None:
-    other = "gfx90a" if runtime.architecture(0) != "gfx90a" else "gfx942"
+    other = "gfx90a" if runtime.device_info(0).architecture != "gfx90a" else "gfx942"
     with pytest.raises(runtimes.DeviceError, match="hipModuleLoadData failed"):
         runtime.load_module(hip_compile.compile_hip(SOURCE, "k.cu", [], other), 0)
     with pytest.raises(ValueError, match="want a name like gfx942"):

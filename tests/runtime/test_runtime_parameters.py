@@ -64,7 +64,8 @@ def test_layout_is_a_c_struct(chosen: list[tuple[str | tuple[int, int], object]]
         assert (bytes(stored) if isinstance(value, bytes) else stored.value) == value
     # one at a time gives the same bytes
     other = KernelParameters(kinds)
-    other.set_some(range(len(values)), values)
+    for position, value in enumerate(values):
+        other[position] = value
     assert ctypes.string_at(other.buffer_address, other.nbytes) == ctypes.string_at(params.buffer_address, params.nbytes)
 
 
@@ -119,8 +120,6 @@ def test_wrong_values(kind: str | Blob, value: object, error: type[Exception], t
 def test_wrong_blocks() -> None:
     with pytest.raises(ValueError, match="kind: got 'i33'"):
         KernelParameters(["i33"])
-    with pytest.raises(TypeError, match="kind: got a int"):
-        KernelParameters([3])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="names: got"):
         KernelParameters(["i32", "i32"], ["a", "a"])
     with pytest.raises(TypeError, match="values: got 3; want 2"):
@@ -129,7 +128,3 @@ def test_wrong_blocks() -> None:
         KernelParameters([Blob(4)]).set()
     with pytest.raises(IndexError):
         KernelParameters(["i32"])[1] = 0
-    with pytest.raises(ValueError, match="alignment: got 3"):
-        Blob(4, 3)
-    with pytest.raises(ValueError, match="nbytes: got 0"):
-        Blob(0)

@@ -82,7 +82,7 @@ def tune(config: Any, device: Any, group_sizes: Any = None, *, progress: Any, **
     names = o.get("names", NAMES)
     ceilings = {"flops": 1e9 * float(o.get("ceilings", 1)), "bandwidth": 1e9, "how": "by the stand-in"}
     return TuningReport(
-        ceilings=ceilings,
+        roofline=ceilings,
         config=config.key(),
         device=str(device),
         device_name=identity(device)["name"],

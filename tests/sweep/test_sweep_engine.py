@@ -38,7 +38,7 @@ def test_verdicts_and_winners_of_a_sweep(tmp_path) -> None:
     for record in read_sweep(out).records:
         assert record.best.name == "good"
         verdicts = {row.name: row.verdict for row in record.rows}
-        assert verdicts.pop("slow") in ("ok", "behind")
+        assert verdicts.pop("slow") in ("ok", "pruned")
         assert verdicts == {"fast": "wrong", "down": "crashed", "good": "ok"}
         report = TuningReport.from_dict(record.report)
         assert report.best.algorithm.name == "good"
@@ -73,10 +73,10 @@ def test_drawn_sizes_take_the_place_of_no_real_ones_in_the_store(tmp_path) -> No
     done = run(options, "--class", "fwd_wi", "--distribution", f"{real},dirichlet,zipf,balanced", store=str(store))
     assert done.returncode == 0, done.stderr
     assert f"Jobs whose results went to the tuning store: 4, in {store}\n" in done.stdout
-    assert {record.origin for record in TuningStore(store).records()} == {"user", "dirichlet", "zipf", "seed"}
+    assert {record.origin for record in TuningStore(store).results()} == {"user", "dirichlet", "zipf", "seed"}
     done = run(options, "--class", "fwd_wi", "--distribution", f"{real},{same}", store=str(store))
     assert f"Jobs whose results went to the tuning store: 2, in {store}\n" in done.stdout
-    assert len(TuningStore(store).records()) == 4
+    assert len(TuningStore(store).results()) == 4
 
 
 @pytest.mark.parametrize("backend", ["double", "reference"])  # in a process of its candidates' own, and in the worker

@@ -12,11 +12,12 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from hipgroupgemm.benchmark import plots
 from hipgroupgemm.cli import cli
 from hipgroupgemm.measure.workloads import CLASSES
-from hipgroupgemm.sweep import plots
 from hipgroupgemm.sweep.compare import compare, series_of
 from hipgroupgemm.sweep.jobs import SweepJob, SweepRequest
+from hipgroupgemm.sweep.plots import comparison_panels
 from hipgroupgemm.sweep.report import report as make_report
 from hipgroupgemm.sweep.results import Header, Record, Row, SweepFile, read_sweep
 
@@ -58,7 +59,7 @@ def record(
     identity = {**target, "name": device, "compute_units": 132, "versions": {"b": versions}}
     right = [one for one in rows if one["verdict"] == "ok"]
     best = msgspec.convert(min(right, key=lambda one: one["median_ms"]), Row) if right else None
-    report = {"rows": rows, "floor_ms": 0.5, "ceilings": {"flops": ceilings, "bandwidth": 1.0}} if status == "ok" else None
+    report = {"rows": rows, "floor_ms": 0.5, "roofline": {"flops": ceilings, "bandwidth": 1.0}} if status == "ok" else None
     whole = msgspec.convert({**what, "group_sizes": None, **job}, SweepJob)
     reason = "" if status == "ok" else f"why {status}"
     return Record(whole, "cuda:0", identity, status, reason, best, report, load, 4, finished="2026-01-01")
@@ -249,7 +250,7 @@ def test_what_has_not_ended_is_said(tmp_path) -> None:
     [
         ("busy", "others were at work on the machine: 1"),
         ("few", "fewer than 5 timed calls: 1"),
-        ("drift", "the device's measured ceilings differ by more than 10%: 1"),
+        ("drift", "the device's measured roofline differs by more than 10%: 1"),
     ],
 )
 def test_times_that_can_not_be_compared_make_no_mean_and_are_said_on_pictures(tmp_path, monkeypatch, which, doubt, text) -> None:
@@ -324,7 +325,7 @@ def test_ratio_bars_have_their_values_and_bands_and_noise_is_pale(tmp_path) -> N
         [record([row("a", 2.0)]), record([row("a", 1.0, spread=0.2)], n=11, model="b"), record([row("a", 1.0)], "wgrad_wi")],
         [record([row("a", 1.0)]), record([row("a", 0.9, spread=0.2)], n=11, model="b"), record([row("a", 1.6)], "wgrad_wi")],
     )
-    (panel,) = plots.comparison_panels([compare(old, new)])
+    (panel,) = comparison_panels([compare(old, new)])
     axis = Figure().subplots()
     plots.draw_panel(axis, panel, list(dict.fromkeys(cluster for cluster, _ in panel.values)))
     assert sorted(text.get_text() for text in axis.texts) == ["0.625x", "2x", "~1.11x"]
@@ -531,7 +532,7 @@ def test_recorded_sweeps_of_two_versions() -> None:
     assert (found.new, found.missing) == ({"double tile_512": 4}, {"double tile_32": 4})
     done = report(*paths)
     assert done.exit_code == 1
-    assert "AMD EPYC; hipgroupgemm 0.1.0, numpy 2.4.6, double 1" in done.output
+    assert "cpu: AMD EPYC; hipgroupgemm 0.1.0, numpy 2.4.6, double 1" in done.output
     assert "newly wrong: 4" in done.output
     assert report(DATA / "new.jsonl").exit_code == 0
 

@@ -136,10 +136,10 @@ HEADER = json.dumps(msgspec.to_builtins(header(2))) + "\n"
         ("[1, 2]\n", "no file that hipgroupgemm sweep"),
         ('{"rows": []}', "no file that hipgroupgemm sweep"),
         ("\x00\xff\xfe\n", "no file that hipgroupgemm sweep"),
-        ('{"format": "hipgroupgemm sweep", "version": 1, "jobs": [\n]}\n', "of an older hipgroupgemm, or laid out anew"),
-        (json.dumps(msgspec.to_builtins(header(2)), indent=1) + "\n", "of an older hipgroupgemm, or laid out anew"),
-        (HEADER[:-9], "laid out anew"),
-        ('{"format": "hipgroupgemm sweep", "version": 9}\n', r"is of version 9, this hipgroupgemm reads version 2"),
+        ('{"format": "hipgroupgemm sweep", "version": 1, "jobs": [\n]}\n', r"line 1 can't be read .* wanted JSON Lines of version 2"),
+        (json.dumps(msgspec.to_builtins(header(2)), indent=1) + "\n", r"line 1 can't be read .* wanted JSON Lines of version 2"),
+        (HEADER[:-9], r"line 1 can't be read"),
+        ('{"format": "hipgroupgemm sweep", "version": 9}\n', r"it is of version 9.*wanted JSON Lines of version 2"),
         ('{"format": "hipgroupgemm sweep", "version": 2}\n', r"line 1 can't be read .*missing required field `request`"),
         (HEADER + '{"a": 1}\n', r"line 2 can't be read .*missing required field"),
         (HEADER + '{"a": \n{"a": 1}\n', r"line 2 can't be read"),
@@ -378,7 +378,7 @@ def test_other_versions_and_devices_do_not_mix(double, whole, log, change) -> No
     double(**change)
     done = sweep("--resume", whole)
     assert done.exit_code == 2
-    assert "is of A cpu (hipgroupgemm 0.1.0, double 1); cpu is" in words(done)
+    assert "is of cpu: A cpu; hipgroupgemm 0.1.0, double 1, and cpu is" in words(done)
     assert whole.read_bytes() == before
 
 

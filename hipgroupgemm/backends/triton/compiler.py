@@ -6,26 +6,34 @@ specialisation found on disk is used without importing Triton at all.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import json
 import logging
-import threading
+import os
+import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hipgroupgemm.runtime.cache import cache_key, default_cache
+from hipgroupgemm.runtime.directories import temporary_directory
 from hipgroupgemm.runtime.errors import CompileError
+from hipgroupgemm.runtime.forks import new_rlock
 from hipgroupgemm.runtime.parameters import TENSOR_MAP, Blob
 
 __all__ = ["CompiledKernel", "KernelSpec", "Target", "compile_kernel", "is_compiled", "target_of", "triton_version", "unavailable_reason"]
 
 _log = logging.getLogger("hipgroupgemm.triton")
-_POINTERS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+ELEMENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+"""Triton's names of the element types that the kernels take."""
 _SWIZZLE_BYTES = (0, 32, 64, 128)
+KERNELS = Path(__file__).with_name("kernels")
 OLDEST = (3, 6)
 
 
@@ -46,9 +54,8 @@ class KernelSpec(NamedTuple):
     """Everything that decides a kernel's code.
 
     Attributes:
-        module: "portable", "hopper_rows" or "hopper_slabs"; function: the kernel in it.
-        signature: (parameter, type) in the kernel's order. Types are Triton's ("i32", "*bf16"), "constexpr", or a tuple
-            ("desc", element, box) for a descriptor.
+        module: a file of kernels/; function: the kernel in it.
+        signature: (parameter, type). Types are Triton's ("i32", "*bf16"), "constexpr", or a tuple ("desc", element, box) for a descriptor.
         constants: (parameter, value) of the constexpr ones.
         divisible: (parameter, n) where the value, or the address in bytes, is a multiple of n.
         options: (name, value) as Triton's compile takes them.
@@ -69,7 +76,7 @@ class CompiledKernel(NamedTuple):
 
     Attributes:
         code: cubin or hsaco. name: of the kernel in it.
-        shared: bytes of dynamic shared memory. threads: a block.
+        shared: bytes of dynamic shared memory. threads: per block.
         boxes: (box, swizzle in bytes) of each descriptor, as the copy engine wants it.
         kinds, names: the launch's parameters in order, for `KernelParameters`.
     """
@@ -121,11 +128,11 @@ def unavailable_reason() -> str | None:
 @functools.lru_cache(8)
 def _source(module: str) -> str:
     names = (module, "hopper_common") if module.startswith("hopper") else (module,)
-    return "\n".join(Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8") for name in names)
+    return "\n".join((KERNELS / f"{name}.py").read_text(encoding="utf-8") for name in names)
 
 
 _compiled: dict[KernelSpec, CompiledKernel] = {}
-_lock = threading.RLock()
+_lock = new_rlock()
 
 
 def compile_kernel(spec: KernelSpec) -> CompiledKernel:
@@ -137,8 +144,6 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
     found = _compiled.get(spec)
     if found is not None:
         return found
-    from hipgroupgemm.runtime.cache import default_cache
-
     key = _key_of(spec)
     with _lock:  # Triton's compiler is not made for several threads
         found = _compiled.get(spec)
@@ -160,15 +165,11 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
 
 def _key_of(spec: KernelSpec) -> str:
     """The kernel's name in the cache on disk."""
-    from hipgroupgemm.runtime.cache import cache_key
-
     return cache_key(_source(spec.module), [repr(spec[:-1])], repr(spec.target), f"triton {triton_version()}")
 
 
 def is_compiled(spec: KernelSpec) -> bool:
     """Whether `compile_kernel` would find the kernel in memory or on disk."""
-    from hipgroupgemm.runtime.cache import default_cache
-
     path = default_cache().path(_key_of(spec))
     return spec in _compiled or (path is not None and path.exists())
 
@@ -176,12 +177,14 @@ def is_compiled(spec: KernelSpec) -> bool:
 def _describe(spec: KernelSpec, facts: dict[str, Any], code: bytes) -> CompiledKernel:
     kinds: list[str | Blob] = []
     names: list[str] = []
-    for name, kind in spec.signature:
+    types = dict(spec.signature)
+    for name in facts["parameters"]:
+        kind = types[name]
         if isinstance(kind, tuple):
             rank = len(kind[2])
             kinds += [TENSOR_MAP, *["i32"] * rank, *["i64"] * rank]
             names += [name, *[f"{name}.shape{i}" for i in range(rank)], *[f"{name}.stride{i}" for i in range(rank)]]
-        elif kind != "constexpr":
+        else:
             kinds.append(kind)
             names.append(name)
     kinds += ["ptr", "ptr"]  # Triton's own scratch and that of its profiler, which these kernels don't use
@@ -195,17 +198,15 @@ def _build(spec: KernelSpec) -> tuple[dict[str, Any], bytes]:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    kernels = importlib.import_module(f"hipgroupgemm.backends.triton.{spec.module}")
+    kernels = importlib.import_module(f"{__package__}.kernels.{spec.module}")
     function = getattr(kernels, spec.function)
     names = list(function.arg_names)
     attributes = {(names.index(name),): [["tt.divisibility", by]] for name, by in spec.divisible}
     constants = {(names.index(name),): value for name, value in spec.constants}
     source: Any
     try:
-        kinds = dict(spec.signature)
-        signature = {name: _type_name(kinds[name], spec.module) for name in names}
-        if [n for n in names if kinds[n] != "constexpr"] != [n for n, kind in spec.signature if kind != "constexpr"]:
-            raise RuntimeError("signature: not in the kernel's order")  # the launch would mix up its parameters
+        types = dict(spec.signature)
+        signature = {name: _type_name(types[name], spec.module) for name in names}
         if spec.module.startswith("hopper"):
             from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -215,32 +216,49 @@ def _build(spec: KernelSpec) -> tuple[dict[str, Any], bytes]:
 
             source = ASTSource(function, signature, constants, attributes)
         options = {"enable_fp_fusion": True, **dict(spec.options)}
-        with warnings.catch_warnings():  # of defaults that will change; what matters here is set
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(), _writable_cache():
+            warnings.simplefilter("ignore")  # of defaults that will change; what matters here is set
             result: Any = triton.compile(source, target=GPUTarget(*spec.target), options=options)
     except Exception as error:  # whatever Triton, LLVM or ptxas raise
-        raise CompileError(
-            "triton.compile",
-            1,
-            type(error).__name__,
-            f"{spec.module}.{spec.function} for {spec.target.name}, Triton {triton_version()}, {dict(spec.constants)} {dict(spec.options)}",
-            str(error),
-        ) from error
+        what = f"{spec.module}.{spec.function} for {spec.target.name}, Triton {triton_version()}, {spec.constants} {spec.options}"
+        raise CompileError("triton.compile", 1, type(error).__name__, what, str(error)) from error
     metadata = result.metadata
     if getattr(metadata, "global_scratch_size", 0) or getattr(metadata, "profile_scratch_size", 0):
         raise CompileError("triton.compile", 1, "scratch", f"{spec.function} wants scratch memory of Triton's", "")
-    boxes = [
-        (list(meta["block_size"]), _SWIZZLE_BYTES[meta["swizzle"]])
-        for meta in (getattr(metadata, "tensordesc_meta", None) or [])
-        if meta is not None
-    ]
+    described = [meta for meta in getattr(metadata, "tensordesc_meta", None) or [] if meta is not None]
     facts = {
         "name": metadata.name,
         "shared": int(metadata.shared),
         "threads": int(metadata.num_warps) * spec.target.warp_size,
-        "boxes": boxes,
+        "boxes": [(list(meta["block_size"]), _SWIZZLE_BYTES[meta["swizzle"]]) for meta in described],
+        "parameters": [name for name in names if types[name] != "constexpr"],
     }
     return facts, bytes(result.asm["cubin" if spec.target.backend == "cuda" else "hsaco"])
+
+
+@contextlib.contextmanager
+def _writable_cache() -> Iterator[None]:
+    """Has Triton keep its files in a temporary directory where its own cache cannot be written; `compile_kernel` keeps the result."""
+    from triton import knobs
+
+    try:
+        os.makedirs(knobs.cache.dir, exist_ok=True)
+        with tempfile.TemporaryFile(dir=knobs.cache.dir):
+            pass
+    except OSError as error:
+        _warn_of_cache(knobs.cache.dir, str(error))
+        with knobs.cache.scope():
+            knobs.cache.dir = str(temporary_directory())
+            yield
+    else:
+        yield
+
+
+@functools.lru_cache(1)
+def _warn_of_cache(directory: str, error: str) -> None:
+    _log.warning(
+        "Triton's cache %s cannot be written (%s); kernels are compiled without it. TRITON_CACHE_DIR names another", directory, error
+    )
 
 
 def _type_name(kind: Any, module: str) -> str:
@@ -252,10 +270,4 @@ def _type_name(kind: Any, module: str) -> str:
         return f"tensordesc<{element}{list(box)}>"
     from triton.experimental.gluon import language as gl
 
-    dtype = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32}[element]
-    return f"tensordesc<{element}{list(box)},{gl.NVMMASharedLayout.get_default_for(list(box), dtype)!r}>"
-
-
-def element_of(dtype: str) -> str:
-    """Triton's name of an element type: "bf16" for "bfloat16"."""
-    return _POINTERS[dtype]
+    return f"tensordesc<{element}{list(box)},{gl.NVMMASharedLayout.get_default_for(list(box), gl.dtype(element))!r}>"

@@ -2,98 +2,83 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import Any
 
+from hipgroupgemm.backends.triton.compiler import ELEMENTS, CompiledKernel
+from hipgroupgemm.backends.triton.specs import operands_of
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.runtime.base import Runtime
+from hipgroupgemm.runtime.cuda.tensor_map import TensorMapEncoder
 from hipgroupgemm.runtime.parameters import KernelParameters
-
-if TYPE_CHECKING:
-    from hipgroupgemm.backends.triton.compiler import CompiledKernel
 
 __all__ = ["Descriptors", "layouts"]
 
 _TALLEST = 256  # no less than the tallest box
 _FAR = 1 << 30  # hopper_common.FAR
 _ANY = 0x7FFF0000
-_ELEMENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_WRAP = 1 << 35  # bytes; see hopper_common
+_ROLES = ("lhs", "rhs", "out")  # as they stand in the kernels' parameters
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def layouts(config: GroupedGemmConfig) -> dict[str, Layout]:
     """(shape, strides in bytes but for the innermost) of each operand, as the sm_90 kernels describe them."""
-    c = config
-    batch = max(c.batch_count, 1)
-    a, b, d = FLOAT_BYTES[c.type_a], FLOAT_BYTES[c.type_b], FLOAT_BYTES[c.type_d]
-    lhs_b, lhs_m, lhs_k = (stride * a for stride in c.lhs_strides)
-    rhs_g, rhs_b, rhs_k, rhs_n = (stride * b for stride in c.rhs_strides)
-    out_g, out_b, out_m, _ = (stride * d for stride in c.output_strides)
+    c, batch = config, max(config.batch_count, 1)
+    at = {
+        name: stride * FLOAT_BYTES[operand.type] for operand in operands_of(c).values() for name, stride in operand.strides.items()
+    }  # fmt: skip
 
     def steps(*pairs: tuple[int, int]) -> tuple[int, ...]:
         """Strides of axes; those of one entry say nothing and become a legal number."""
         return tuple(stride if extent > 1 else 16 for extent, stride in pairs)
 
+    lhs_b, rhs_b, out_b = ((batch, at[f"{role}_b"]) for role in _ROLES)
     if c.ragged_mode is RaggedDotMode.CONTRACTING:
         rows = max(c.k, 1)
         return {
-            "lhs": ((batch, rows, _TALLEST, c.m), (*steps((batch, lhs_b)), lhs_k, lhs_k)),
-            "rhs": ((batch, rows, _TALLEST, c.n), (*steps((batch, rhs_b)), rhs_k, rhs_k)),
-            "out": ((c.group_count, batch, c.m, c.n), (*steps((c.group_count, out_g), (batch, out_b)), out_m)),
+            "lhs": ((batch, rows, _TALLEST, c.m), (*steps(lhs_b), at["lhs_k"], at["lhs_k"])),
+            "rhs": ((batch, rows, _TALLEST, c.n), (*steps(rhs_b), at["rhs_k"], at["rhs_k"])),
+            "out": ((c.group_count, batch, c.m, c.n), (*steps((c.group_count, at["out_g"]), out_b), at["out_m"])),
         }
-    inner, outer, step = (c.k, c.n, rhs_n) if c.trans_b else (c.n, c.k, rhs_k)
+    inner, outer, step = (c.k, c.n, at["rhs_n"]) if c.trans_b else (c.n, c.k, at["rhs_k"])
     groups = c.group_count if c.ragged_mode is RaggedDotMode.NON_CONTRACTING else 1
     return {
-        "lhs": ((batch, _ANY, _ANY, _FAR, c.k), (*steps((batch, lhs_b)), (1 << 35) - lhs_m, lhs_m, lhs_m)),
-        "rhs": ((groups, batch, outer, inner), (*steps((groups, rhs_g), (batch, rhs_b)), step)),
-        "out": ((batch, _ANY, _ANY, _FAR, c.n), (*steps((batch, out_b)), (1 << 35) - out_m, out_m, out_m)),
+        "lhs": ((batch, _ANY, _ANY, _FAR, c.k), (*steps(lhs_b), _WRAP - at["lhs_m"], at["lhs_m"], at["lhs_m"])),
+        "rhs": ((groups, batch, outer, inner), (*steps((groups, at["rhs_g"]), rhs_b), step)),
+        "out": ((batch, _ANY, _ANY, _FAR, c.n), (*steps(out_b), _WRAP - at["out_m"], at["out_m"], at["out_m"])),
     }
 
 
 class Descriptors:
-    """Encoders for lhs, rhs and out, and what they have encoded last."""
+    """Encodes lhs, rhs and out. Only an operand's address changes from call to call, until a config lays it out differently."""
 
     def __init__(self, runtime: Runtime, kernel: CompiledKernel, parameters: KernelParameters, config: GroupedGemmConfig) -> None:
-        from hipgroupgemm.runtime.tensor_map import TensorMapEncoder
-
-        types = {"lhs": config.type_a, "rhs": config.type_b, "out": config.type_d}
-        self._parameters = parameters
-        self._encoders: dict[str, tuple[Any, int, int]] = {}
-        self._layouts: dict[str, Layout] = {}
-        self._config: GroupedGemmConfig | None = None
-        self._addresses: dict[str, int] = {}
         any_runtime: Any = runtime
-        for name, (box, swizzle) in zip(types, kernel.boxes, strict=True):
-            encoder = TensorMapEncoder(any_runtime, _ELEMENTS[types[name]], box, swizzle=swizzle, l2_promotion=256)
-            index = parameters.index(name)
-            self._encoders[name] = (encoder, parameters.blob_address(index), index)
+        self._parameters = parameters
+        self._layouts: dict[str, Layout] = {}
+        self._encoders: dict[str, TensorMapEncoder] = {}
+        self._maps: dict[str, int] = {}
+        operands = operands_of(config)
+        for role, (box, swizzle) in zip(_ROLES, kernel.boxes, strict=True):
+            self._encoders[role] = TensorMapEncoder(
+                any_runtime, ELEMENTS[operands[role].type], box, swizzle=swizzle, l2_promotion=256
+            )  # fmt: skip
+            self._maps[role] = parameters.blob_address(parameters.index(role))
+        self.moves = {role: functools.partial(encoder.replace_address, self._maps[role]) for role, encoder in self._encoders.items()}
+        """By role: describes the operand at another address, the layout being as before."""
 
-    def move(self, name: str, address: int) -> None:
-        """Describes one operand at another address, the layout being as before."""
-        encoder, into, _ = self._encoders[name]
-        encoder.replace_address(into, address)
-        self._addresses[name] = address
-
-    def point(self, config: GroupedGemmConfig, addresses: dict[str, int]) -> None:
+    def describe(self, config: GroupedGemmConfig, addresses: dict[str, int]) -> None:
         """Describes operands of `config`'s layout at these addresses."""
-        if config is not self._config:
-            self._config = None
-            wanted = layouts(config)
-            if wanted != self._layouts:  # other rows alone change nothing in NON_CONTRACTING
-                self._layouts, self._addresses = wanted, {}
-        for name, address in addresses.items():
-            if self._addresses.get(name) == address:
+        for role, (shape, strides) in layouts(config).items():
+            if self._layouts.get(role) == (shape, strides):  # other rows alone change nothing in NON_CONTRACTING
+                self.moves[role](addresses[role])
                 continue
-            encoder, into, index = self._encoders[name]
-            shape, strides = self._layouts[name]
-            if name in self._addresses:
-                encoder.replace_address(into, address)
-            else:
-                encoder.encode(into, address, shape, strides)
-                rank = len(shape)
-                size = encoder.itemsize
-                for i in range(rank):
-                    self._parameters[index + 1 + i] = min(shape[i], 0x7FFFFFFF)
-                    self._parameters[index + 1 + rank + i] = strides[i] // size if i < rank - 1 else 1
-            self._addresses[name] = address
-        self._config = config
+            encoder, index, rank = self._encoders[role], self._parameters.index(role), len(shape)
+            self._layouts.pop(role, None)
+            encoder.encode(self._maps[role], addresses[role], shape, strides)
+            for i in range(rank):
+                self._parameters[index + 1 + i] = min(shape[i], 0x7FFFFFFF)
+                self._parameters[index + 1 + rank + i] = strides[i] // encoder.itemsize if i < rank - 1 else 1
+            self._layouts[role] = shape, strides

@@ -1,0 +1,1 @@
+"""CUDA, on the driver API through ``cuda.bindings``."""

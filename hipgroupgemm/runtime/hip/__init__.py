@@ -1,0 +1,1 @@
+"""HIP, through hip-python."""

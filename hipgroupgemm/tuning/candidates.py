@@ -1,0 +1,118 @@
+"""Which algorithms of which backends take part in a tuning."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import sys
+from collections.abc import Sequence
+
+from hipgroupgemm.backends import backend_kinds, get_backend
+from hipgroupgemm.backends.base import Backend, MatmulAlgorithm, as_limits
+from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.operands.views import Device
+from hipgroupgemm.processes import error_text
+
+__all__ = ["Candidate", "Selection", "compile_candidates", "find_candidates"]
+
+_log = logging.getLogger(__name__)
+_HEURISTIC = 8
+_COMPILING_SHARE = 0.4  # of a time limit
+
+Candidate = tuple[Backend, MatmulAlgorithm]
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """What the caller of `tune` wants candidates to be; its arguments of these names."""
+
+    backends: Sequence[str] | str | None
+    algorithms: str | Sequence[str]
+    max_algorithms: int | None
+    max_workspace_size: int | None
+    deterministic: bool
+
+
+def find_candidates(config: GroupedGemmConfig, device: Device, wanted: Selection, notes: list[str]) -> list[Candidate]:
+    """All candidates, each backend's best guess first, then each one's second, and so on.
+
+    A backend that was not named and raises when it is asked is left out, and a note says so.
+    """
+    named = wanted.algorithms
+    if isinstance(named, str):
+        named = () if named in ("all", "heuristic") else [named]
+    count = _HEURISTIC if wanted.algorithms == "heuristic" and wanted.max_algorithms is None else wanted.max_algorithms
+    limits = as_limits(count, wanted.max_workspace_size)
+    if named or wanted.deterministic:  # the count is of those that are left
+        limits = dataclasses.replace(limits, max_algorithm_count=sys.maxsize)
+    lists = []
+    for backend in _backends(config, device, wanted.backends, notes):
+        try:
+            listed = backend.algorithms(config.key(), device, limits)
+        except Exception as error:
+            if wanted.backends is not None:
+                raise
+            _left_out(notes, backend.name, "algorithms", error)
+            continue
+        listed = [a for a in listed if (not named or a.name in named) and a.deterministic >= wanted.deterministic]
+        lists.append([(backend, algorithm) for algorithm in listed[:count]])
+    found = [pair for rank in itertools.zip_longest(*lists) for pair in rank if pair is not None]
+    missing = [name for name in named if name not in {algorithm.name for _, algorithm in found}]
+    if missing:
+        raise ValueError(f"algorithms: no backend has {', '.join(map(repr, missing))} for this config on {device}; see get_algorithms()")
+    if not found:
+        within = f" within {wanted.max_workspace_size} bytes of workspace" if wanted.max_workspace_size is not None else ""
+        kind = " deterministic" if wanted.deterministic else ""
+        raise NotImplementedError(f"there is no{kind} algorithm{within} for this config on {device}{''.join(f'; {n}' for n in notes)}")
+    return found
+
+
+def _left_out(notes: list[str], name: str, asked: str, error: Exception) -> str:
+    notes.append(f"{name} was left out, since its {asked}() raised {error_text(error)}")
+    _log.warning("%s", notes[-1])
+    return notes[-1]
+
+
+def _backends(config: GroupedGemmConfig, device: Device, names: Sequence[str] | str | None, notes: list[str]) -> list[Backend]:
+    if isinstance(names, str):
+        names = [names]
+    if names is not None and not names:
+        raise ValueError("backends: got none; leave it out for all that can")
+    usable, refusals, kinds = [], [], backend_kinds()
+    for name in kinds if names is None else dict.fromkeys(names):
+        if names is None and device.kind not in kinds[name]:
+            refusals.append(f"{name}: serves {' and '.join(kinds[name])}")
+            continue
+        try:
+            backend = get_backend(name)
+            reason = backend.can_handle(config, device)
+        except Exception as error:
+            if names is not None:
+                raise
+            refusals.append(_left_out(notes, name, "can_handle", error))
+            continue
+        if reason is None:
+            usable.append(backend)
+        elif names is None:
+            refusals.append(f"{name}: {reason}")
+        else:
+            raise NotImplementedError(f"backend {name!r} refuses: {reason}")
+    if not usable:
+        raise NotImplementedError(f"no backend runs this grouped GEMM on {device}: " + "; ".join(refusals))
+    return usable
+
+
+def compile_candidates(
+    found: Sequence[Candidate], config: GroupedGemmConfig, device: Device, time_limit: float | None, notes: list[str]
+) -> None:
+    """Lets backends that can compile for all their candidates at once. What raises there raises again when a candidate is prepared."""
+    by_backend: dict[Backend, list[MatmulAlgorithm]] = {}
+    for backend, algorithm in found:
+        by_backend.setdefault(backend, []).append(algorithm)
+    for backend, algorithms in by_backend.items():
+        try:
+            backend.compile_ahead(config.key(), device, algorithms, None if time_limit is None else _COMPILING_SHARE * time_limit)
+        except Exception as error:
+            notes.append(f"{backend.name}: compiling ahead raised {error_text(error)}")
+            _log.warning("%s", notes[-1])
