@@ -16,12 +16,11 @@ from typing import Any
 import click
 
 from hipgroupgemm.backends import backend_names
-from hipgroupgemm.measure.workloads import config_of
-from hipgroupgemm.measure.text import STDOUT, write_text
 from hipgroupgemm.cli.parameters import OutputType, ParamType, listed
 from hipgroupgemm.cli.tables import console_on, print_table
 from hipgroupgemm.config import RaggedDotMode
-from hipgroupgemm.measure.workloads import CLASSES, MoEShape
+from hipgroupgemm.measure.text import STDOUT, write_text
+from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
 from hipgroupgemm.store.identity import device_of
 from hipgroupgemm.store.lookup import Query
 from hipgroupgemm.store.records import SEED, USER, StoredResult, config_id
