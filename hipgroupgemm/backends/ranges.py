@@ -4,47 +4,28 @@ from __future__ import annotations
 
 from hipgroupgemm.backends.base import Arguments, Executable
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.problem.groups import GroupFault
-from hipgroupgemm.runtime.ranges import RangeFunctions, range_functions
+from hipgroupgemm.runtime.ranges import range_functions
 
 __all__ = ["with_ranges"]
 
 
 def with_ranges(executable: Executable, config: GroupedGemmConfig, kind: str, what: str) -> Executable:
-    """The executable, in ranges where a profiler looks on; as it is otherwise.
+    """The executable; where a profiler looks on, each of its executes is a range.
 
     Args:
         executable: what runs. config: the plan's. kind: the device's, "cuda" or "rocm". what: backend and algorithm.
     """
     functions = range_functions(kind)
-    if functions is None:
-        return executable
-    c = config
-    return _Ranged(executable, functions, f"hipgroupgemm {c.ragged_mode.name} m={c.m} n={c.n} k={c.k} groups={c.group_count}: {what}")
+    if functions is not None:
+        (push, pop), plain, c = functions, executable.execute, config
+        text = f"hipgroupgemm {c.ragged_mode.name} m={c.m} n={c.n} k={c.k} groups={c.group_count}: {what}"
 
+        def execute(arguments: Arguments) -> None:
+            push(text)
+            try:
+                plain(arguments)
+            finally:
+                pop()
 
-class _Ranged(Executable):
-    def __init__(self, executable: Executable, functions: RangeFunctions, text: str) -> None:
-        self._executable, (self._push, self._pop), self._text = executable, functions, text
-
-    def execute(self, arguments: Arguments) -> None:
-        self._push(self._text)
-        try:
-            self._executable.execute(arguments)
-        finally:
-            self._pop()
-
-    def explain(self) -> str:
-        return self._executable.explain()
-
-    def prepare(self) -> None:
-        self._executable.prepare()
-
-    def check(self) -> GroupFault | None:
-        return self._executable.check()
-
-    def in_graph(self) -> bool:
-        return self._executable.in_graph()
-
-    def close(self) -> None:
-        self._executable.close()
+        executable.execute = execute  # type: ignore[method-assign]
+    return executable

@@ -1,7 +1,7 @@
-"""What this machine has for grouped GEMM, and what to install where something lacks.
+"""The command `hipgroupgemm doctor`: what this machine has for grouped GEMM, and what to install where something lacks.
 
-Nothing heavy is imported: packages are looked up by their metadata, system libraries by their files and, where that is cheap and
-harmless, asked for their version through ctypes. `Machine` is the only part that touches the machine, so tests simulate one.
+Nothing heavy is imported here: packages are looked up by their metadata and imported in processes of their own, system libraries by their
+files and, where that is cheap and harmless, asked for their version through ctypes.
 """
 
 from __future__ import annotations
@@ -9,109 +9,44 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import importlib.metadata
-import importlib.util
+import json
 import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import click
+from rich.markup import escape
+
+from hipgroupgemm.backends import backend_names, get_backend
+from hipgroupgemm.cli.machine import Machine
+from hipgroupgemm.cli.tables import printable
+from hipgroupgemm.measure.text import stdout_console
+from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
+from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.store.store import TuningStore, why_off
+from hipgroupgemm.version import __version__
 
-if TYPE_CHECKING:
-    from hipgroupgemm.operands.views import Device
-
-__all__ = ["BackendState", "Finding", "Machine", "Report", "examine", "gfx_name", "print_report"]
+__all__ = ["BackendState", "Finding", "Machine", "Report", "StoreState", "doctor", "examine", "gfx_name", "print_report", "store_state"]
 
 _TARGET = re.compile(r"gfx(?:[0-9a-f]{3,4})(?![0-9a-f])")
-_CUPY_ROCM = "pip install 'hipgroupgemm[rocm]'"
+_CUPY_ROCM = "pip install 'hipgroupgemm[rocm7]' (ROCm 7) or 'hipgroupgemm[rocm6]'"
 _CUPY_CUDA = "pip install 'hipgroupgemm[cuda]' (CUDA 13) or 'hipgroupgemm[cuda12]'"
 
 
-# ---- the machine -----------------------------------------------------------------------------------------------------------------
-
-
-class Machine:
-    """Where files, environment variables, packages and libraries are looked up.
-
-    Args:
-        root: the file system's root. environ: the environment.
-        distributions: installed distributions, name (lower case) to version; None asks importlib.metadata.
-        find_module: module name to its file, or None; None asks importlib, which does not import top-level modules.
-        load: path or soname to a ctypes library, or None; None loads for real.
-    """
-
-    def __init__(
-        self,
-        root: Path | str = "/",
-        environ: Mapping[str, str] | None = None,
-        distributions: Mapping[str, str] | None = None,
-        find_module: Callable[[str], str | None] | None = None,
-        load: Callable[[str], Any] | None = None,
-    ) -> None:
-        self.root = Path(root)
-        self.environ = os.environ if environ is None else environ
-        self._distributions = distributions
-        self.find_module = find_module or _find_module
-        self.load = load or _load
-
-    @property
-    def distributions(self) -> Mapping[str, str]:
-        """Installed distributions, name in lower case to version."""
-        if self._distributions is None:
-            found: dict[str, str] = {}
-            for one in importlib.metadata.distributions():
-                with contextlib.suppress(Exception):  # a broken installation of something else is none of ours
-                    found.setdefault(one.metadata["Name"].lower().replace("_", "-"), one.version)
-            self._distributions = found
-        return self._distributions
-
-    def path(self, absolute: str) -> Path:
-        """A path below the root; what the environment names is taken as it is where it lies below it already."""
-        path = Path(absolute)
-        if self.root == Path("/") or path.is_relative_to(self.root):
-            return path
-        return self.root / path.relative_to(path.anchor)
-
-    def glob(self, directory: str, pattern: str) -> list[Path]:
-        """Files of a directory below the root, sorted; none where it can't be read."""
-        with contextlib.suppress(OSError):
-            return sorted(self.path(directory).glob(pattern))
-        return []
-
-    def read(self, path: Path | str) -> str:
-        """A small file's text, "" where it can't be read."""
-        with contextlib.suppress(OSError):
-            return self.path(str(path)).read_text(encoding="utf-8", errors="replace")
-        return ""
-
-    def package_dirs(self, module: str) -> list[Path]:
-        """The directory of an installed package, not imported."""
-        file = self.find_module(module)
-        return [Path(file).parent] if file else []
-
-
-def _find_module(name: str) -> str | None:
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        return None
-    if spec is None:
-        return None
-    if spec.origin:
-        return spec.origin
-    locations = list(spec.submodule_search_locations or ())
-    return os.path.join(locations[0], "__init__.py") if locations else None
-
-
-def _load(name: str) -> Any:
-    try:
-        return ctypes.CDLL(name)
-    except OSError:
-        return None
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(as_json: bool) -> None:
+    """Show what this machine has for grouped GEMM, and what to install where something lacks."""
+    report = examine()
+    if as_json:
+        click.echo(json.dumps(report.as_dict(), indent=1))
+    else:
+        print_report(report)
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------------------
@@ -248,10 +183,14 @@ def _nvidia_gpus(machine: Machine) -> list[tuple[str, str]]:
 
 def _gpu_findings(machine: Machine, amd: Sequence[tuple[str, str]], nvidia: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     for target, where in amd:
-        kfd = machine.path("/dev/kfd")
-        usable = kfd.exists() and os.access(kfd, os.R_OK | os.W_OK)
-        remedy = "" if usable else "give your user /dev/kfd and /dev/dri: sudo usermod -aG render,video $USER, then log in again"
-        yield Finding("GPU", f"AMD {target}", usable, "", where + ("" if usable else ", but /dev/kfd may not be opened"), remedy)
+        kfd, trouble, remedy = machine.path("/dev/kfd"), "", ""
+        if not kfd.exists():
+            trouble = ", but there is no /dev/kfd"
+            remedy = "in a container, run it with --device /dev/kfd --device /dev/dri; else load the driver: sudo modprobe amdgpu"
+        elif not os.access(kfd, os.R_OK | os.W_OK):
+            trouble = ", but /dev/kfd may not be opened"
+            remedy = "give your user /dev/kfd and /dev/dri: sudo usermod -aG render,video $USER, then log in again"
+        yield Finding("GPU", f"AMD {target}", not trouble, "", where + trouble, remedy)
     for name, capability in nvidia:
         full_name = name if name.startswith("NVIDIA") else f"NVIDIA {name}"
         yield Finding("GPU", full_name, True, "", f"compute capability {capability}" if capability else "")
@@ -339,7 +278,15 @@ def _kernel_findings(machine: Machine, blaslt: Sequence[Path], targets: Sequence
                     have.setdefault(target, place)
     listed = ", ".join(sorted(have)) or "no target"
     for target in dict.fromkeys(targets):
-        if target in have:
+        missing = _missing_files(have[target], target) if target in have else []
+        if missing:
+            text = (
+                f"{have[target]} lacks {len(missing)} files that its catalogue lists, such as {missing[0]}: their algorithms fail when run"
+            )
+            yield Finding(
+                "ROCm", f"hipBLASLt kernels for {target}", False, "", text, "install hipblaslt again: apt install --reinstall hipblaslt"
+            )
+        elif target in have:
             yield Finding("ROCm", f"hipBLASLt kernels for {target}", True, "", str(have[target]))
         else:
             remedy = (
@@ -353,15 +300,21 @@ def _kernel_findings(machine: Machine, blaslt: Sequence[Path], targets: Sequence
         )
 
 
+def _missing_files(place: Path, target: str) -> list[str]:
+    """The names of files that hipBLASLt's catalogue of a target lists, and that are not beside it."""
+    missing = []
+    with contextlib.suppress(OSError):
+        for catalogue in sorted(place.rglob(f"TensileLibrary_lazy_{target}.dat")):
+            beside = set(os.listdir(catalogue.parent))
+            for stem in sorted({name.decode() for name in re.findall(rb"TensileLibrary_[A-Za-z0-9_]+", catalogue.read_bytes())}):
+                missing += [] if f"{stem}.dat" in beside else [f"{stem}.dat"]
+                missing += [] if beside & {f"{stem}.co", f"{stem}.hsaco"} else [f"{stem}.co"]
+    return missing
+
+
 def _hip_version(machine: Machine, path: Path) -> str:
-    library = machine.load(str(path))
-    value = ctypes.c_int()
-    if library is None:
-        return ""
-    with contextlib.suppress(AttributeError, OSError):
-        if library.hipRuntimeGetVersion(ctypes.byref(value)) == 0 and value.value:
-            return f"{value.value // 10_000_000}.{value.value // 100_000 % 100}.{value.value % 100_000}"
-    return ""
+    value = machine.version(path, "hipRuntimeGetVersion")
+    return f"{value // 10_000_000}.{value // 100_000 % 100}.{value % 100_000}" if value else ""
 
 
 # ---- CUDA ------------------------------------------------------------------------------------------------------------------------
@@ -392,95 +345,83 @@ def _cuda_findings(machine: Machine, gpu: bool) -> Iterator[Finding]:
 
 
 def _cuda_version(machine: Machine, library: str, function: str) -> str:
-    loaded, value = machine.load(library), ctypes.c_int()
-    if loaded is None:
-        return ""
-    with contextlib.suppress(AttributeError, OSError):
-        if getattr(loaded, function)(ctypes.byref(value)) == 0 and value.value:
-            return f"{value.value // 1000}.{value.value % 1000 // 10}"
-    return ""
+    value = machine.version(library, function)
+    return f"{value // 1000}.{value % 1000 // 10}" if value else ""
 
 
 # ---- Python ----------------------------------------------------------------------------------------------------------------------
 
 
-def _python_findings(machine: Machine, amd: bool, nvidia: bool) -> Iterator[Finding]:
+def _python_findings(machine: Machine, amd: bool, nvidia: bool) -> list[Finding]:
     gpu_extra = _CUPY_ROCM if amd and not nvidia else _CUPY_CUDA if nvidia and not amd else f"{_CUPY_ROCM} or {_CUPY_CUDA}"
     optional = "" if amd or nvidia else "only needed for GPUs: "
-    packages: list[tuple[str, str, tuple[str, ...], str]] = [
-        ("NumPy", "numpy", ("numpy",), "pip install numpy"),
-        ("ml_dtypes", "ml_dtypes", ("ml-dtypes",), "pip install ml_dtypes"),
-        ("cffi", "cffi", ("cffi",), "pip install cffi (the hipblaslt backend needs it)"),
-        ("filelock", "filelock", ("filelock",), "pip install filelock (stored tuning results need it)"),
-        ("CuPy", "cupy", ("cupy",), optional + gpu_extra),
-        ("Triton", "triton", ("triton", "pytorch-triton-rocm", "pytorch-triton", "triton-rocm"), optional + gpu_extra),
-        ("HIP Python", "hip", ("hip-python", "rocm-bindings"), f"{'' if amd else 'only needed for AMD GPUs: '}{_CUPY_ROCM}"),
-        ("cuda-core", "cuda", ("cuda-core",), f"{'' if nvidia else 'only needed for NVIDIA GPUs: '}{_CUPY_CUDA}"),
-        ("torch", "torch", ("torch",), "only needed for torch tensors: https://pytorch.org/get-started/locally says which wheel"),
-        ("JAX", "jax", ("jax",), "only needed for JAX arrays: pip install jax (CPU), 'jax[cuda13]', or AMD's jax-rocm7-plugin"),
-        ("matplotlib", "matplotlib", ("matplotlib",), "only needed for plots: pip install 'hipgroupgemm[bench]'"),
-    ]
-    for name, module, names, remedy in packages:
-        installed = _installed(machine, names)
-        if installed and (name in ("cuda-core",) or machine.find_module(module) is not None):
-            detail = ", ".join(one for one, _ in installed if one != names[0])
-            if len(installed) > 1 and name == "CuPy":
-                several = f"{detail}: several builds of CuPy overwrite each other"
-                yield Finding("Python", name, False, installed[0][1], several, "pip uninstall all of them, then " + gpu_extra)
-            else:
-                yield Finding("Python", name, True, installed[0][1], detail)
-        elif name == "HIP Python" and machine.find_module("rocm") is not None:
-            yield Finding("Python", name, True, "", "rocm.bindings")
-        else:
-            yield Finding("Python", name, False, "", "not installed", remedy)
+    for_amd, for_nvidia = "" if amd else "only needed for AMD GPUs: ", "" if nvidia else "only needed for NVIDIA GPUs: "
+    triton = ("triton", "pytorch-triton-rocm", "pytorch-triton", "triton-rocm")
+    packages = (  # (name, module, imported for proof, distributions, what to do)
+        ("NumPy", "numpy", False, ("numpy",), "pip install numpy"),
+        ("ml_dtypes", "ml_dtypes", False, ("ml-dtypes",), "pip install ml_dtypes"),
+        ("cffi", "cffi", False, ("cffi",), "pip install cffi (the hipblaslt backend needs it)"),
+        ("filelock", "filelock", False, ("filelock",), "pip install filelock (stored tuning results need it)"),
+        ("msgspec", "msgspec", False, ("msgspec",), "pip install msgspec (stored tuning results and sweeps need it)"),
+        ("CuPy", "cupy", True, (), optional + gpu_extra),
+        ("Triton", "triton", True, triton, optional + gpu_extra),
+        ("HIP Python", "hip", True, ("hip-python",), for_amd + _CUPY_ROCM),
+        ("cuda-core", "cuda.core", True, ("cuda-core",), for_nvidia + _CUPY_CUDA),
+        ("torch", "torch", False, ("torch",), "only needed for torch tensors: https://pytorch.org/get-started/locally says which wheel"),
+        ("JAX", "jax", False, ("jax",), "only needed for JAX arrays: pip install jax (CPU), 'jax[cuda13]', or AMD's jax-rocm7-plugin"),
+        ("matplotlib", "matplotlib", False, ("matplotlib",), "only needed for plots (--plot): pip install 'hipgroupgemm[bench]'"),
+    )
 
+    def find(package: tuple[str, str, bool, tuple[str, ...], str]) -> Finding:
+        name, module, proof, names, remedy = package
+        if name == "HIP Python" and not any(one in machine.distributions for one in names) and machine.find_module("rocm") is not None:
+            module, names = "rocm.bindings", ("rocm-bindings",)
+        cupy = [one for one in machine.distributions if re.match(r"(amd-)?cupy(-|$)", one)]
+        installed = [one for one in names or sorted(cupy) if one in machine.distributions]
+        there = name == "cuda-core" or machine.find_module(module.partition(".")[0]) is not None
+        if not there or not (installed or module == "rocm.bindings"):
+            return Finding("Python", name, False, "", "not installed", remedy)
+        version = next((machine.distributions[one] for one in installed), "")
+        if len(installed) > 1 and name == "CuPy":
+            text = f"{', '.join(installed)}: several builds of CuPy overwrite each other"
+            return Finding("Python", name, False, version, text, "pip uninstall all of them, then " + gpu_extra)
+        if len(installed) > 1 and name == "Triton":
+            text = f"{', '.join(installed)}: they overwrite each other; torch for ROCm needs its own, {installed[1]}"
+            remedy = f"pip uninstall -y {' '.join(installed)}, then pip install --force-reinstall --no-deps the one that torch asks for"
+            return Finding("Python", name, False, version, text, remedy)
+        broken = machine.import_error(module) if proof else ""
+        if broken:
+            return Finding("Python", name, False, version, f"can't be imported: {broken}", remedy)
+        return Finding("Python", name, True, version, "" if installed == list(names[:1]) else ", ".join(installed) or module)
 
-def _installed(machine: Machine, names: Sequence[str]) -> list[tuple[str, str]]:
-    if names == ("cupy",):
-        return sorted(
-            (one, version) for one, version in machine.distributions.items() if one == "cupy" or re.match(r"(amd-)?cupy(-|$)", one)
-        )
-    return [(name, machine.distributions[name]) for name in names if name in machine.distributions]
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(find, packages))
 
 
 # ---- backends --------------------------------------------------------------------------------------------------------------------
 
 
 def _backend_states(amd: bool, nvidia: bool) -> list[BackendState]:
-    from hipgroupgemm.backends import backend_names, get_backend
-    from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
-    from hipgroupgemm.operands.views import CPU, Device
-
-    shape = MoEShape(256, 128, 64, 4)
-    devices = [CPU, *([Device("rocm")] if amd else []), *([Device("cuda")] if nvidia else [])]
     states = []
-    for device in devices:
-        config = config_of(CLASSES["fwd_wi"], shape, "float32" if device.kind == "cpu" else "bfloat16")
+    for device in [CPU, *([Device("rocm")] if amd else []), *([Device("cuda")] if nvidia else [])]:
+        config = config_of(CLASSES["fwd_wi"], MoEShape(256, 128, 64, 4), "float32" if device.kind == "cpu" else "bfloat16")
         for name in backend_names():
-            states.append(BackendState(name, str(device), _refusal(get_backend, name, config, device)))
+            try:
+                reason = get_backend(name).can_handle(config, device) or ""
+            except Exception as error:  # a backend that can't even be asked is a finding, not the end of the report
+                reason = f"{type(error).__name__}: {error}"
+            states.append(BackendState(name, str(device), reason))
     return states
-
-
-def _refusal(get_backend: Callable[[str], Any], name: str, config: Any, device: Device) -> str:
-    try:
-        return get_backend(name).can_handle(config, device) or ""
-    except Exception as error:  # a backend that can't even be asked is a finding, not the end of the report
-        return f"{type(error).__name__}: {error}"
 
 
 def print_report(report: Report) -> None:
     """The report for a person. What to do stands on a line of its own that is never broken, so that commands can be copied."""
-    from rich.markup import escape
-
-    import hipgroupgemm
-    from hipgroupgemm.measure.text import stdout_console
-
     console = stdout_console()
 
     def say(line: str) -> None:  # a long line is the terminal's to wrap: that leaves it whole when it is copied
         console.print(line, highlight=False, soft_wrap=True)
 
-    say(f"hipgroupgemm {hipgroupgemm.__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    say(f"hipgroupgemm {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     width = max((len(finding.name) for finding in report.findings), default=0)
     area = ""
     for finding in report.findings:
@@ -488,16 +429,15 @@ def print_report(report: Report) -> None:
             area = finding.area
             say(f"\n[bold]{area}[/]")
         optional = "only needed" in finding.remedy or "none is needed" in finding.remedy
-        state = "found" if finding.found else "absent" if optional else "missing"
+        state = "found" if finding.found else "absent" if optional else "broken" if finding.version else "missing"
         style = "green" if finding.found else "dim" if optional else "yellow"
-        about = "  ".join(part for part in (finding.version, finding.detail) if part)
+        about = printable("  ".join(part for part in (finding.version, finding.detail) if part))
         say(f"  [{style}]{state:<7}[/]  {escape(f'{finding.name:<{width}}  {about}'.rstrip())}")
         if finding.remedy:
             say(f"           {escape(finding.remedy)}")
     say("\n[bold]Backends[/]")
     for one in report.backends:
-        verdict = "runs" if not one.reason else f"does not run: {one.reason}"
-        say(escape(f"  {one.backend} on {one.device}: {verdict}"))
+        say(escape(printable(f"  {one.backend} on {one.device}: {f'does not run: {one.reason}' if one.reason else 'runs'}")))
     if report.store is not None:
         say("\n[bold]Tuning store[/]")
-        say(escape(f"  {report.store.describe()}"))
+        say(escape(printable(f"  {report.store.describe()}")))

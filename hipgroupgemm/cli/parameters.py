@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hipgroupgemm.backends import backend_names
+from hipgroupgemm.measure.distributions import DistributionError
+from hipgroupgemm.measure.environment import device_named
+from hipgroupgemm.measure.workloads import CLASSES, SUITES, MoEShape, presets_of
+from hipgroupgemm.operands.dtypes import ALIASES, DTYPES, dtype_of
+from hipgroupgemm.operands.views import Device
+
 # ruff: noqa: D102 - what convert does stands in click
 
 if TYPE_CHECKING:
-    from hipgroupgemm.measure.workloads import MoEShape, RaggedDotClass
-
     ParamType = click.ParamType[Any]  # generic for type checkers only: older releases of click can't be subscripted
 else:
     ParamType = click.ParamType
 
 __all__ = [
-    "CLASS_NAMES",
-    "DEVICE_HELP",
-    "DTYPES",
-    "DTYPE_ALIASES",
-    "BytesType",
-    "DTypeType",
-    "DeviceType",
-    "ModelType",
+    "BYTES",
+    "PLOTS",
+    "SCALE",
     "OutputType",
-    "ScaleType",
-    "ShapeType",
-    "check_backends",
-    "check_gpu",
+    "ParamType",
     "check_outputs",
-    "classes_of",
+    "devices_of",
+    "distribution_option",
+    "list_option",
     "listed",
     "once",
     "problem_options",
-    "require_matplotlib",
     "shapes_of",
+    "usage_errors",
 ]
 
-DTYPE_ALIASES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
-DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-CLASS_NAMES = ("fwd_wi", "fwd_wo", "dgrad_wi", "dgrad_wo", "wgrad_wi", "wgrad_wo")
+PLOTS = (".png", ".svg", ".pdf")
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
 
@@ -60,90 +59,69 @@ def listed(kind: click.ParamType[Any] | None = None) -> Callable[[click.Context,
     return convert
 
 
-class ShapeType(ParamType):
-    """ "M,K,N,E" to an `MoEShape`."""
+class _Parsed(ParamType):
+    """What a function makes of a text; its ValueError or TypeError is the usage error."""
 
-    name = "M,K,N,E"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self.parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from hipgroupgemm.measure.workloads import MoEShape
-
         try:
-            return MoEShape.parse(str(value))
-        except ValueError as error:
+            return self.parse(value) if isinstance(value, str) else value
+        except (TypeError, ValueError) as error:
             self.fail(str(error), param, ctx)
 
 
-class ModelType(ParamType):
-    """A preset's name, or all, to a tuple of `MoEShape`."""
-
-    name = "NAME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from hipgroupgemm.measure.workloads import SUITES, presets_of
-
-        if value == "all":
-            return SUITES["models"]
-        try:
-            return tuple(preset.shape for preset in presets_of(str(value)))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def _models(name: str) -> tuple[MoEShape, ...]:
+    return SUITES["models"] if name == "all" else tuple(preset.shape for preset in presets_of(name))
 
 
-class ScaleType(ParamType):
-    """ "auto" or a divisor."""
-
-    name = "auto|DIVISOR"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value in (None, "auto") or isinstance(value, int):
-            return value
-        if not str(value).isdecimal() or int(value) < 1:
-            self.fail(f"{value!r}: wanted auto or a divisor of at least 1 for M, K and N, such as 8", param, ctx)
-        return int(value)
+def _dtype(name: str) -> str:
+    try:
+        found = str(dtype_of(name).name)
+    except TypeError:
+        found = ""
+    if found not in DTYPES:
+        short = ", ".join(f"{alias} for {full}" for alias, full in ALIASES.items())
+        raise ValueError(f"{name!r}: no such element type; there are {', '.join(DTYPES)}; {short}")
+    return found
 
 
-class DTypeType(ParamType):
-    """An element type by its name or its short one."""
-
-    name = "NAME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        name = DTYPE_ALIASES.get(str(value), str(value))
-        if name not in DTYPES:
-            aliases = ", ".join(f"{short} for {name}" for short, name in DTYPE_ALIASES.items())
-            self.fail(f"{value!r}: no such element type; there are {', '.join(DTYPES)}; {aliases}", param, ctx)
+def _device(name: str) -> str:
+    """A device's full name, or what `devices_of` understands."""
+    if name in ("auto", "gpu", "cpu") or name.isdecimal():
         return name
+    try:
+        return str(Device.of(name))
+    except ValueError as error:
+        raise ValueError(f'{error}, a number, "auto" or "gpu"') from None
 
 
-class DeviceType(ParamType):
-    """A device's name, in the form that `Device` has it, or auto or gpu."""
-
-    name = "cpu|gpu|cuda[:N]|rocm[:N]|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value in ("auto", "gpu", "cpu"):
-            return value
-        from hipgroupgemm.operands.views import Device
-
-        try:
-            return str(Device.of(str(value)))
-        except ValueError as error:
-            self.fail(f'{error}, "auto" or "gpu"', param, ctx)
+def _backend(name: str) -> str:
+    if name not in backend_names():
+        raise ValueError(f"{name!r}: no such backend; there are {', '.join(backend_names())}")
+    return name
 
 
-class BytesType(ParamType):
-    """A number of bytes, with or without a unit, to an int."""
+def _scale(text: str) -> str | int:
+    if text != "auto" and not (text.isdecimal() and int(text) > 0):
+        raise ValueError(f"{text!r}: wanted auto or a divisor of at least 1 for M, K and N, such as 8")
+    return text if text == "auto" else int(text)
 
-    name = "BYTES"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        text = str(value).strip().lower()
-        number = text.rstrip("bgikm ")
-        unit = text[len(number) :].strip()
-        if not number.isdecimal() or unit not in _UNITS:
-            self.fail(f"{value!r}: wanted a number of bytes, such as 33554432 or 32MiB", param, ctx)
-        return int(number) * _UNITS[unit]
+def _bytes(text: str) -> int:
+    number = text.strip().lower().rstrip("bgikm ")
+    unit = text.strip().lower()[len(number) :].strip()
+    if not number.isdecimal() or unit not in _UNITS:
+        raise ValueError(f"{text!r}: wanted a number of bytes, such as 33554432 or 32MiB")
+    return int(number) * _UNITS[unit]
+
+
+SCALE = _Parsed("auto|DIVISOR", _scale)
+"""Converts "auto" or a divisor."""
+
+BYTES = _Parsed("BYTES", _bytes)
+"""Converts a number of bytes, with or without a unit, to an int."""
 
 
 class OutputType(click.Path):
@@ -174,65 +152,75 @@ class OutputType(click.Path):
         return path
 
 
-DEVICE_HELP = "auto: the current GPU where there is one, else the CPU. gpu: that GPU."
+# ---- groups of options ---------------------------------------------------------------------------------------------------------
+
+
+def list_option(*names: str, kind: click.ParamType[Any] | None = None, **settings: Any) -> Callable[[Any], Any]:
+    """An option whose values are a list: with commas between them, or repeated."""
+    return click.option(*names, multiple=True, callback=listed(kind), **{"metavar": "NAMES", **settings})
 
 
 def problem_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that name problems: --model, --shape, --class, --dtype, --backend, --device."""
+    """The options of every command that name problems and where they run."""
+    classes, dtypes = ", ".join(CLASSES), f"{', '.join(DTYPES)}, or {', '.join(ALIASES)}"
     options = (
+        list_option(
+            "--model", "models", kind=_Parsed("NAME", _models), help="Presets (hipgroupgemm list --models prints them), or all. A list."
+        ),
         click.option(
-            "--model",
-            "models",
+            "--shape",
+            "shapes",
+            type=_Parsed("M,K,N,E", MoEShape.parse),
             multiple=True,
-            metavar="NAMES",
-            callback=listed(ModelType()),
-            help="Presets (hipgroupgemm list --models prints them), or all. A list: with commas, or repeated.",
+            help="M routed tokens, K embedding, N MLP, E experts. Repeatable.",
         ),
         click.option(
-            "--shape", "shapes", type=ShapeType(), multiple=True, help="M routed tokens, K embedding, N MLP, E experts. Repeatable."
+            "--suite", type=click.Choice(["table12", "models"]), help="table12: the eleven shapes of the article's micro-benchmark."
         ),
-        click.option(
-            "--class",
-            "classes",
-            multiple=True,
-            metavar="NAMES",
-            callback=listed(click.Choice(CLASS_NAMES)),
-            help=f"Of {', '.join(CLASS_NAMES)}. Default: all six. A list.",
-        ),
-        click.option(
+        list_option("--class", "classes", kind=click.Choice(list(CLASSES)), help=f"Of {classes}. Default: all six. A list."),
+        list_option(
             "--dtype",
-            type=DTypeType(),
-            help=f"Element type: {', '.join(DTYPES)}, or {', '.join(DTYPE_ALIASES)}. Default: float32 on a CPU, bfloat16 on a GPU.",
+            "dtypes",
+            kind=_Parsed("NAME", _dtype),
+            help=f"Element types: {dtypes}. Default: float32 on a CPU, bfloat16 on a GPU. A list.",
         ),
-        click.option(
+        list_option(
             "--backend",
             "backends",
-            metavar="NAMES",
-            multiple=True,
-            callback=listed(),
+            kind=_Parsed("NAME", _backend),
             help="Default: all that can. hipgroupgemm doctor shows which there are and where they run. A list.",
         ),
-        click.option("--device", type=DeviceType(), metavar=DeviceType.name, default="auto", show_default=True, help=DEVICE_HELP),
+        list_option(
+            "--device",
+            "--devices",
+            "devices",
+            kind=_Parsed("NAME", _device),
+            metavar="auto|gpu|cpu|N|cuda[:N]|rocm[:N]",
+            default=("auto",),
+            show_default="auto",
+            help="auto: the current GPU where there is one, else the CPU. gpu: that one. N: that GPU. A list.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def check_backends(names: Sequence[str]) -> None:
-    """A name that no backend has is a usage error that lists those there are."""
-    from hipgroupgemm.backends import backend_names
+def distribution_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How group sizes are made."""
+    text = (
+        "How tokens fill the groups: evenly; drawn with expert ranks weighted rank^-0.8, shuffled; drawn from a symmetric Dirichlet(0.5); "
+        "or real group sizes from a FILE, see hipgroupgemm bench --help. A list."
+    )
+    names = "balanced|zipf|dirichlet|FILE"
+    option: Callable[..., Any] = list_option(
+        "--distribution", "distributions", metavar=names, default=("balanced",), show_default="balanced", help=text
+    )
+    decorated: Callable[..., Any] = option(command)
+    return decorated
 
-    for name in names:
-        if name not in backend_names():
-            raise click.BadParameter(f"{name!r}: no such backend; there are {', '.join(backend_names())}", param_hint="--backend")
 
-
-def classes_of(names: Sequence[str]) -> list[RaggedDotClass]:
-    """The classes of these names, all six without any."""
-    from hipgroupgemm.measure.workloads import CLASSES
-
-    return [CLASSES[name] for name in once(names) or CLASS_NAMES]
+# ---- what options mean ---------------------------------------------------------------------------------------------------------
 
 
 def once(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -240,12 +228,28 @@ def once(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
 
 
+def devices_of(names: Sequence[str], *, here: bool = True) -> list[Device]:
+    """Devices by their names: auto is the current GPU where there is one, else the CPU. What is not here is a usage error.
+
+    With `here` false a GPU that is named in full need not be here.
+    """
+    found = []
+    for name in names:
+        try:
+            if name.isdecimal():
+                kind = device_named("gpu").kind
+                found.append(device_named(f"{kind}:{name}"))
+            else:
+                found.append(device_named(name) if here or name in ("auto", "gpu") else Device.of(name))
+        except (ValueError, RuntimeError) as error:
+            raise click.BadParameter(f"{name}: {error}", param_hint="--device") from error
+    return list(once(found))
+
+
 def shapes_of(
     models: Sequence[tuple[MoEShape, ...]], suite: str | None, exact: Sequence[MoEShape]
 ) -> tuple[list[MoEShape], list[MoEShape]]:
     """The named shapes and those given as numbers, none twice; a shape of a suite that is given as numbers too is one of the latter."""
-    from hipgroupgemm.measure.workloads import SUITES
-
     named = [shape for group in models for shape in group]
     named += list(SUITES[suite]) if suite else []
     if not named and not exact:
@@ -255,26 +259,24 @@ def shapes_of(
     return list(rest.values()), list(given.values())
 
 
-def check_outputs(paths: Sequence[Path]) -> None:
-    """Two outputs that would go to one place are a usage error."""
-    for index, path in enumerate(paths):
-        if path in paths[:index] and str(path) != os.devnull:
+def check_outputs(paths: Sequence[Path | None], plots: Sequence[Path]) -> None:
+    """Two outputs that would go to one place, and pictures without matplotlib, are usage errors."""
+    if plots and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError("--plot needs matplotlib, which is not installed: pip install 'hipgroupgemm[bench]'")
+    given = [path for path in (*paths, *plots) if path is not None]
+    for index, path in enumerate(given):
+        if path in given[:index] and str(path) != os.devnull:
             raise click.UsageError(f"{'standard output' if str(path) == '-' else path} was given for two outputs; give each its own")
 
 
-def check_gpu(device: str) -> None:
-    """A GPU that was asked for and is not here is a usage error; auto falls back to the CPU."""
-    from hipgroupgemm.measure.environment import device_named
-
+@contextlib.contextmanager
+def usage_errors(*usage: type[Exception]) -> Iterator[None]:
+    """What functions below raise, as the commands' errors: exit status 2 for a distribution and for `usage`, else 1."""
     try:
-        device_named(device)
-    except RuntimeError as error:
-        raise click.BadParameter(str(error), param_hint="--device") from None
-
-
-def require_matplotlib() -> None:
-    """--plot without matplotlib is a usage error, before the long work."""
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise click.UsageError("--plot needs matplotlib, which is not installed: pip install 'hipgroupgemm[bench]'")
+        yield
+    except DistributionError as error:
+        raise click.BadParameter(str(error), param_hint="--distribution") from error
+    except BrokenPipeError:  # main knows what to do
+        raise
+    except (ValueError, RuntimeError, OSError) as error:
+        raise (click.UsageError if isinstance(error, usage) else click.ClickException)(str(error)) from error

@@ -17,9 +17,9 @@ import click
 
 from hipgroupgemm.backends import backend_names
 from hipgroupgemm.cli.parameters import OutputType, ParamType, listed
-from hipgroupgemm.cli.tables import console_on, print_table
+from hipgroupgemm.cli.tables import print_table
 from hipgroupgemm.config import RaggedDotMode
-from hipgroupgemm.measure.text import STDOUT, write_text
+from hipgroupgemm.measure.text import STDOUT, stdout_console, write_text
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
 from hipgroupgemm.store.identity import device_of
 from hipgroupgemm.store.lookup import Query
@@ -227,7 +227,7 @@ def _print_results(results: list[StoredResult]) -> None:
 
     columns = ("id", "problem", "sizes", "algorithm", "ms", "of floor", "tuned", "usable")
     for (device, name), group in itertools.groupby(results, lambda result: (result.device, result.device_name)):
-        print_table(console_on(), f"{device}: {name}", columns, map(cells, group), name="algorithm", right=("ms", "of floor"))
+        print_table(stdout_console(), f"{device}: {name}", columns, map(cells, group), name="algorithm", right=("ms", "of floor"))
 
 
 # ---- export, import ------------------------------------------------------------------------------------------------------------

@@ -88,16 +88,20 @@ def shim_path() -> str:
     return os.environ.get("HIPGROUPGEMM_NATIVE_LIBRARY") or os.path.join(os.path.dirname(os.path.abspath(__file__)), SHIM)
 
 
-def missing_kernel_files() -> list[str]:
-    """Paths of the kernel files that hipBLASLt's catalogues list and that are not there; [] too where there is no hipBLASLt.
+def missing_kernel_files(folder: str | None = None) -> list[str]:
+    """Paths of the kernel files that hipBLASLt's catalogues list and that are not there.
 
     Algorithms whose code is in such a file are offered, and fail when they are run.
+
+    Args:
+        folder: where the catalogues are; None is that of the hipBLASLt that this process uses, and [] if there is none.
     """
-    try:
-        library = os.path.dirname(os.path.realpath(load().hipblaslt))
-    except NativeUnavailableError:
-        return []
-    folder = os.environ.get("HIPBLASLT_TENSILE_LIBPATH") or os.path.join(library, "hipblaslt", "library")
+    if folder is None:
+        try:
+            library = os.path.dirname(os.path.realpath(load().hipblaslt))
+        except NativeUnavailableError:
+            return []
+        folder = os.environ.get("HIPBLASLT_TENSILE_LIBPATH") or os.path.join(library, "hipblaslt", "library")
     missing = []
     for catalogue in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "TensileLibrary_lazy_*.dat"), recursive=True)):
         beside = set(os.listdir(os.path.dirname(catalogue)))

@@ -15,7 +15,9 @@ from click.testing import CliRunner
 
 import hipgroupgemm
 from hipgroupgemm.benchmark import command
+from hipgroupgemm.cli import bench as bench_command
 from hipgroupgemm.cli import cli
+from hipgroupgemm.cli import sweep as sweep_command
 from hipgroupgemm.measure import environment
 from hipgroupgemm.measure.distributions import zipf_sizes
 from hipgroupgemm.measure.host_harness import HostHarness
@@ -86,14 +88,55 @@ def test_element_types_have_short_names(name: str, dtype: str) -> None:
     assert listed[0]["dtype"] == dtype
 
 
-def test_bench_hands_named_devices_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(environment, "default_device", lambda: ("cuda", 1))
-    monkeypatch.setattr(environment, "find_devices", lambda: [("cuda", 0), ("cuda", 1), ("rocm", 0)])
-    monkeypatch.setattr(command, "run", lambda request: seen.append(request.device) or 0)
-    for device in ("auto", "cpu", "gpu", "cuda", "cuda:1", "rocm:0"):
-        assert invoke("bench", *SHAPE, "--device", device).exit_code == 0
-    assert seen == ["auto", "cpu", "gpu", "cuda:0", "cuda:1", "rocm:0"]
+def a_machine_with_gpus(monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
+    """As the runtime finds them, whether an array library is there or not."""
+    monkeypatch.setattr(environment, "default_device", lambda: (kinds[0], 1) if kinds else None)
+    monkeypatch.setattr(environment, "find_devices", lambda: [(kind, index) for kind in kinds for index in (0, 1)])
+
+
+def test_every_command_takes_the_same_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    a_machine_with_gpus(monkeypatch, "cuda", "rocm")
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(bench_command, "run", lambda request: seen.append(request.device) or 0)
+    monkeypatch.setattr(sweep_command, "run_sweep", lambda request, outputs: seen.append(",".join(request.devices)) or 0)
+    wanted = {"auto": "cuda:1", "cpu": "cpu", "gpu": "cuda:1", "cuda": "cuda:0", "cuda:1": "cuda:1", "rocm:0": "rocm:0", "1": "cuda:1"}
+    for option in ("--device", "--devices"):
+        for name, device in wanted.items():
+            for one in ("bench", "sweep"):
+                assert invoke(one, *SHAPE, option, name).exit_code == 0
+            listed = json.loads(invoke("list", *SHAPE, option, name, "--class", "fwd_wi", "--backend", "reference", "--json").output)
+            assert [*seen, listed[0]["device"]] == [device] * 3
+            seen.clear()
+    assert invoke("sweep", *SHAPE, "--device", "cpu,0", "--devices", "1").exit_code == 0 and seen == ["cpu,cuda:0,cuda:1"]
+    for one in ("bench", "sweep"):
+        for name in ("rocm:7", "9", "tpu"):
+            assert invoke(one, *SHAPE, "--device", name).exit_code == 2
+    done = invoke("bench", *SHAPE, "--device", "cpu,gpu")
+    assert done.exit_code == 2 and "bench takes one" in done.output
+    a_machine_with_gpus(monkeypatch)
+    seen.clear()
+    assert invoke("bench", *SHAPE).exit_code == 0 and seen == ["cpu"]
+    assert invoke("bench", *SHAPE, "--device", "gpu").exit_code == 2
+
+
+def test_every_command_takes_the_same_types_and_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(bench_command, "run", lambda request: seen.append((request.dtype, *request.distributions)) or 0)
+    monkeypatch.setattr(sweep_command, "run_sweep", lambda request, outputs: seen.append((*request.dtypes, *request.distributions)) or 0)
+    for one in ("bench", "sweep"):
+        arguments = ["--dtype", "half", "--distribution", "balanced,zipf", "--distribution", "dirichlet", "--device", "cpu"]
+        done = invoke(one, *SHAPE, *arguments)
+        assert done.exit_code == 0, done.output
+    assert seen == [("float16", "balanced", "zipf", "dirichlet")] * 2
+    listed = json.loads(invoke("list", *SHAPE, "--class", "fwd_wi", "--dtype", "half,bf16,double", "--device", "cpu", "--json").output)
+    assert [one["dtype"] for one in listed] == ["float16", "bfloat16", "float64"]
+    for name, dtype in (("half", "float16"), ("bf16", "bfloat16"), ("fp32", "float32"), ("double", "float64")):
+        spec = hipgroupgemm.ArraySpec((4, 4), name)
+        assert (
+            hipgroupgemm.config_for_ragged_dot(spec, hipgroupgemm.ArraySpec((2, 4, 4), name), hipgroupgemm.ArraySpec((2,), "int32")).type_a
+            == dtype
+        )
 
 
 def test_models_are_listed() -> None:

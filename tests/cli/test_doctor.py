@@ -10,7 +10,8 @@ from store_reports import config_of, row
 from store_reports import report as store_report
 
 from hipgroupgemm.cli import cli
-from hipgroupgemm.cli.doctor import BackendState, Finding, Machine, Report, examine, gfx_name, print_report
+from hipgroupgemm.cli.doctor import BackendState, Finding, Report, examine, gfx_name, print_report
+from hipgroupgemm.cli.machine import Machine
 from hipgroupgemm.tuning.keep import keep
 
 
@@ -47,7 +48,7 @@ class FakeCuda:
         return 0
 
 
-def machine(root, *, libraries=None, distributions=None, modules=None, environ=None) -> Machine:
+def machine(root, *, libraries=None, distributions=None, modules=None, environ=None, broken=None) -> Machine:
     libraries, modules = libraries or {}, modules or {}
     return Machine(
         root,
@@ -55,6 +56,7 @@ def machine(root, *, libraries=None, distributions=None, modules=None, environ=N
         distributions or {},
         modules.get,
         lambda name: next((library for key, library in libraries.items() if key in name), None),
+        lambda module: (broken or {}).get(module, ""),
     )
 
 
@@ -98,7 +100,7 @@ def test_bare_machine(tmp_path) -> None:
         "cuda-core",
     ):
         assert not report.finding(name).found
-    assert "hipgroupgemm[rocm]" in report.finding("CuPy").remedy
+    assert "hipgroupgemm[rocm7]" in report.finding("CuPy").remedy
     assert "hipgroupgemm[cuda]" in report.finding("CuPy").remedy
     assert "hipgroupgemm[bench]" in report.finding("matplotlib").remedy
     assert BackendState("reference", "cpu", "") in report.backends
@@ -173,10 +175,56 @@ def test_rocm_in_a_place_of_its_own_and_in_wheels(tmp_path) -> None:
 
 def test_a_gpu_that_may_not_be_opened(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_gpu(tmp_path, 90500)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    finding = examine(machine(tmp_path)).finding("AMD gfx950")
+    assert not finding.found and "may not be opened" in finding.detail
+    assert "usermod -aG render,video" in finding.remedy
     (tmp_path / "dev/kfd").unlink()
     finding = examine(machine(tmp_path)).finding("AMD gfx950")
-    assert not finding.found
-    assert "usermod -aG render,video" in finding.remedy
+    assert not finding.found and "there is no /dev/kfd" in finding.detail
+    assert "usermod" not in finding.remedy and "--device /dev/kfd" in finding.remedy
+
+
+def test_a_package_that_cannot_be_imported_is_not_found(tmp_path) -> None:
+    modules = {"cupy": str(tmp_path / "cupy/__init__.py"), "triton": str(tmp_path / "triton/__init__.py")}
+    found = {"distributions": {"cupy-cuda13x": "14.0", "triton": "3.6.0"}, "modules": modules}
+    why = "ImportError: libcublas.so.13: cannot open shared object file"
+    report = examine(machine(tmp_path, broken={"cupy": why}, **found))
+    assert not report.finding("CuPy").found and why in report.finding("CuPy").detail and report.finding("CuPy").version == "14.0"
+    assert report.finding("Triton").found
+    assert examine(machine(tmp_path, **found)).finding("CuPy").found
+
+
+def test_imports_are_tried_in_processes_of_their_own(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_here.py").write_text("import sys\nprint('noise', file=sys.stderr)\nraise ImportError('no such luck')\n")
+    (tmp_path / "crashes_here.py").write_text("import os\nos._exit(3)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    real = Machine()
+    assert real.import_error("broken_here") == "ImportError: no such luck" and real.import_error("json") == ""
+    assert real.import_error("crashes_here") == "exit status 3" and "broken_here" not in sys.modules
+
+
+def test_a_registrys_triton_over_torchs_own_is_named(tmp_path) -> None:
+    add_gpu(tmp_path, 90402)
+    modules = {"triton": str(tmp_path / "triton/__init__.py")}
+    one = examine(machine(tmp_path, distributions={"pytorch-triton-rocm": "3.5.0"}, modules=modules)).finding("Triton")
+    assert one.found and one.version == "3.5.0" and "pytorch-triton-rocm" in one.detail
+    both = {"pytorch-triton-rocm": "3.5.0", "triton": "3.9.0"}
+    two = examine(machine(tmp_path, distributions=both, modules=modules)).finding("Triton")
+    assert not two.found and "they overwrite each other" in two.detail
+    assert "pip uninstall -y triton pytorch-triton-rocm" in two.remedy
+
+
+def test_kernel_files_missing_behind_a_catalogue_are_seen(tmp_path) -> None:
+    add_gpu(tmp_path, 90402)
+    place = "opt/rocm/lib/hipblaslt/library"
+    touch(tmp_path, "opt/rocm/lib/libhipblaslt.so.1", f"{place}/TensileLibrary_A_gfx942.dat", f"{place}/TensileLibrary_A_gfx942.co")
+    touch(tmp_path, f"{place}/TensileLibrary_B_gfx942.dat")
+    (tmp_path / place / "TensileLibrary_lazy_gfx942.dat").write_bytes(b"\x82\xb7TensileLibrary_A_gfx942\xb7TensileLibrary_B_gfx942\x00")
+    finding = examine(machine(tmp_path)).finding("hipBLASLt kernels for gfx942")
+    assert not finding.found and "lacks 1 files that its catalogue lists, such as TensileLibrary_B_gfx942.co" in finding.detail
+    (tmp_path / place / "TensileLibrary_B_gfx942.hsaco").write_text("")
+    assert examine(machine(tmp_path)).finding("hipBLASLt kernels for gfx942").found
 
 
 def test_nvidia_machine(tmp_path) -> None:
@@ -217,7 +265,7 @@ def test_a_backend_that_can_not_be_asked_is_a_finding(monkeypatch: pytest.Monkey
     def explode(name: str):
         raise ImportError("no such shim")
 
-    monkeypatch.setattr("hipgroupgemm.backends.get_backend", explode)
+    monkeypatch.setattr("hipgroupgemm.cli.doctor.get_backend", explode)
     states = examine(machine(tmp_path)).backends
     assert states
     assert all(state.reason == "ImportError: no such shim" for state in states)
@@ -262,7 +310,7 @@ def test_remedies_are_whole_lines_at_any_width(columns: int, capsys: pytest.Capt
     terminal = Console(width=columns, force_terminal=True, color_system=None)
     for console in (None, terminal):
         if console is not None:
-            monkeypatch.setattr("hipgroupgemm.measure.text.stdout_console", lambda: terminal)
+            monkeypatch.setattr("hipgroupgemm.cli.doctor.stdout_console", lambda: terminal)
             terminal.file = sys.stdout
         print_report(report)
         lines = capsys.readouterr().out.splitlines()

@@ -172,6 +172,8 @@ def test_kernel_files_that_a_catalogue_lists(monkeypatch: pytest.MonkeyPatch, tm
     assert native.missing_kernel_files() == [str(library / f"{stems[1]}.co"), str(library / f"{stems[2]}.dat")]
     monkeypatch.setenv("HIPBLASLT_TENSILE_LIBPATH", str(tmp_path / "elsewhere"))
     assert native.missing_kernel_files() == []
+    wanted = [str(library / f"{stems[1]}.co"), str(library / f"{stems[2]}.dat")]
+    assert native.missing_kernel_files(str(tmp_path / "hipblaslt")) == wanted
     monkeypatch.setattr(_loader, "load", lambda: (_ for _ in ()).throw(native.NativeUnavailableError("no shim")))
     assert native.missing_kernel_files() == []
 

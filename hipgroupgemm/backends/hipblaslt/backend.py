@@ -146,19 +146,24 @@ class HipblasltBackend(Backend):
         runtime, problem = get_runtime("rocm"), problem_of(key).gemm
         (records, workspace), size = pack_sections([RECORD_BYTES * problem.count, algorithm.workspace_size])
         with runtime.use_device(device.index), runtime.relaxed_capture(), handles.lent(device.index) as handle:
-            memory = ScratchMemory(runtime, device.index, 0, size)
+            stream = runtime.create_stream(device.index)  # a capture on another one may forbid work on the default stream
+            memory = ScratchMemory(runtime, device.index, stream, size)
             try:
                 with native.GroupedGemm(handle, problem) as gemm:
-                    record = bytearray(gemm.initialize(algorithm.index, memory.address + workspace, algorithm.workspace_size, 0))
+                    index, needed = algorithm.index, algorithm.workspace_size
+                    record = bytearray(gemm.initialize(index, memory.address + workspace, needed, stream))
                     record[4:8] = bytes(4)  # n = 0
                     host = np.frombuffer(record * problem.count, np.uint8)
-                    runtime.memcpy_async(memory.address + records, host.ctypes.data, host.nbytes, 0)
-                    gemm.run(memory.address + records, 0)
-                    runtime.synchronize_stream(0)
+                    runtime.memcpy_async(memory.address + records, host.ctypes.data, host.nbytes, stream)
+                    gemm.run(memory.address + records, stream)
+                    runtime.synchronize_stream(stream)
             except native.NativeError as error:
-                return error.text
+                if error.status in ("HGG_LIBRARY_ERROR", "HGG_UNVERIFIED"):
+                    return error.text
+                raise
             finally:
                 memory.close()
+                runtime.destroy_stream(stream)
         return None
 
 

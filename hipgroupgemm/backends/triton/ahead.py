@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from hipgroupgemm.backends.triton.compiler import KernelSpec, compile_kernel, is_compiled
 from hipgroupgemm.processes import Worker, available_cores
 from hipgroupgemm.runtime.cache import default_cache
+from hipgroupgemm.runtime.directories import private_directory
 
 __all__ = ["compile_ahead", "compile_all"]
 
@@ -31,7 +33,7 @@ def compile_ahead(specs: Sequence[KernelSpec], seconds: float | None = None) -> 
     """
     missing = [spec for spec in dict.fromkeys(specs) if not is_compiled(spec)]
     count = min(len(missing), available_cores(), _MOST_PROCESSES)
-    if len(missing) < _WORTH or count < 2 or default_cache().directory is None or not sys.executable:
+    if len(missing) < _WORTH or count < 2 or not sys.executable or not _cache_is_usable():
         return 0
     began = time.monotonic()
     workers: list[Worker] = []
@@ -52,6 +54,15 @@ def compile_ahead(specs: Sequence[KernelSpec], seconds: float | None = None) -> 
     done = sum(is_compiled(spec) for spec in missing)
     _log.info("compiled %d of %d kernels ahead in %.1f s, by %d processes", done, len(missing), time.monotonic() - began, count)
     return done
+
+
+def _cache_is_usable() -> bool:
+    """Whether another process finds what a worker has compiled."""
+    directory = default_cache().directory
+    try:
+        return directory is not None and os.access(private_directory(directory), os.W_OK)
+    except OSError:
+        return False
 
 
 def compile_all(specs: Sequence[KernelSpec]) -> None:

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import tempfile
 import time
 import warnings
@@ -108,19 +109,12 @@ def triton_version() -> str | None:
     return None
 
 
-@functools.lru_cache(1)
-def version_numbers() -> tuple[int, int]:
-    """(major, minor) of Triton; (0, 0) without it."""
-    parts = (triton_version() or "0.0").split(".")
-    return int(parts[0]), int("".join(c for c in parts[1] if c.isdigit()) or 0)
-
-
 def unavailable_reason() -> str | None:
     """Why Triton cannot be used, or None."""
     version = triton_version()
     if version is None or importlib.util.find_spec("triton") is None:
         return "Triton is not installed; pip install 'triton>=3.6'"
-    if version_numbers() < OLDEST:
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST:
         return f"Triton {version} is older than {OLDEST[0]}.{OLDEST[1]}; pip install -U triton"
     return None
 
@@ -185,8 +179,7 @@ def _describe(spec: KernelSpec, facts: dict[str, Any], code: bytes) -> CompiledK
             kinds += [TENSOR_MAP, *["i32"] * rank, *["i64"] * rank]
             names += [name, *[f"{name}.shape{i}" for i in range(rank)], *[f"{name}.stride{i}" for i in range(rank)]]
         else:
-            kinds.append(kind)
-            names.append(name)
+            kinds, names = [*kinds, kind], [*names, name]
     kinds += ["ptr", "ptr"]  # Triton's own scratch and that of its profiler, which these kernels don't use
     names += ["global_scratch", "profile_scratch"]
     boxes = tuple((tuple(box), swizzle) for box, swizzle in facts["boxes"])
@@ -206,7 +199,7 @@ def _build(spec: KernelSpec) -> tuple[dict[str, Any], bytes]:
     source: Any
     try:
         types = dict(spec.signature)
-        signature = {name: _type_name(types[name], spec.module) for name in names}
+        signature = {name: _type_name(types[name]) for name in names}
         if spec.module.startswith("hopper"):
             from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -261,13 +254,11 @@ def _warn_of_cache(directory: str, error: str) -> None:
     )
 
 
-def _type_name(kind: Any, module: str) -> str:
+def _type_name(kind: Any) -> str:
     """Triton's spelling of a parameter's type."""
     if not isinstance(kind, tuple):
         return str(kind)
     _, element, box = kind
-    if not module.startswith("hopper"):
-        return f"tensordesc<{element}{list(box)}>"
     from triton.experimental.gluon import language as gl
 
     return f"tensordesc<{element}{list(box)},{gl.NVMMASharedLayout.get_default_for(list(box), gl.dtype(element))!r}>"

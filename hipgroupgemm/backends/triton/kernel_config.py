@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hipgroupgemm.backends.triton.compiler import ELEMENTS, Target
@@ -23,7 +22,7 @@ HOPPER_FEATURES = frozenset(("alpha", "group_offset", "sizes_per_batch", "wide_o
 HOPPER_LAYOUTS: frozenset[str] = frozenset()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class DeviceProperties:
     """What the choice depends on: the target, multiprocessors, and shared memory a block can get (bytes)."""
 
@@ -32,7 +31,7 @@ class DeviceProperties:
     shared_memory: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class KernelConfig:
     """One algorithm.
 
@@ -179,22 +178,19 @@ _PORTABLE_ROCM_CONTRACTING = (
 @functools.lru_cache
 def kernel_configs(mode: RaggedDotMode, target: Target) -> tuple[KernelConfig, ...]:
     """Every algorithm of a mode on a target; its place here is its index. Those with another swizzle than the usual one come last."""
-    contracting = mode is RaggedDotMode.CONTRACTING
-    portable: Sequence[KernelConfig]
-    if target.backend != "cuda":
-        portable = _PORTABLE_ROCM_CONTRACTING if contracting else _PORTABLE_ROCM
-        if target.architecture != "gfx942":  # gfx950 and others take kpack 1 only
-            plain = [tuple((key, 1 if key == "kpack" else value) for key, value in k.extra) for k in portable]
-            portable = tuple(dict.fromkeys(dataclasses.replace(k, extra=extra) for k, extra in zip(portable, plain, strict=True)))
+    contracting, hopper = mode is RaggedDotMode.CONTRACTING, list[KernelConfig]()
+    if target.backend == "cuda":
+        portable = list(_PORTABLE_CUDA_CONTRACTING if contracting else _PORTABLE_CUDA)
+        if target.architecture == 90:
+            hopper += _HOPPER_CONTRACTING if contracting else [replace(k, swizzle=SIDE_BY_SIDE // k.tile_m) for k in _HOPPER]
     else:
-        portable = _PORTABLE_CUDA_CONTRACTING if contracting else _PORTABLE_CUDA
-    hopper: Sequence[KernelConfig] = ()
-    if target.backend == "cuda" and target.architecture == 90:
-        hopper = _HOPPER_CONTRACTING if contracting else [dataclasses.replace(k, swizzle=SIDE_BY_SIDE // k.tile_m) for k in _HOPPER]
-    quarter = [dataclasses.replace(k, swizzle=k.swizzle // 4) for k in hopper if k.tile_n == 256]
-    if contracting:
-        return (*hopper, *portable, *quarter)
-    return (*hopper, *(dataclasses.replace(k, swizzle=swizzle) for swizzle in SWIZZLES for k in portable), *quarter)
+        portable = list(_PORTABLE_ROCM_CONTRACTING if contracting else _PORTABLE_ROCM)
+        if target.architecture != "gfx942":  # gfx950 and others take kpack 1 only
+            portable = [replace(k, extra=tuple((key, 1 if key == "kpack" else value) for key, value in k.extra)) for k in portable]
+    quarter = [replace(k, swizzle=k.swizzle // 4) for k in hopper if k.tile_n == 256]
+    if not contracting:
+        portable = [replace(k, swizzle=swizzle) for swizzle in SWIZZLES for k in portable]
+    return tuple(dict.fromkeys([*hopper, *portable, *quarter]))
 
 
 # ---- which can run a config --------------------------------------------------------------------------------------------------

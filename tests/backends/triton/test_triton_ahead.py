@@ -13,6 +13,7 @@ from test_triton_compile import DEVICES, config_of
 from hipgroupgemm.backends import base
 from hipgroupgemm.backends.triton import TritonBackend, ahead, compiler, defaults, kernel_config, specs
 from hipgroupgemm.operands.views import Device
+from hipgroupgemm.runtime import cache
 from hipgroupgemm.tuning import engine
 
 
@@ -81,10 +82,13 @@ def test_what_is_refused_stays_with_the_one_who_asks(backend, started):
     assert not compiler.is_compiled(bad) and all(map(compiler.is_compiled, good))
 
 
-def test_nowhere_to_keep_them(backend, started, monkeypatch):
-    from hipgroupgemm.runtime import cache
-
-    monkeypatch.setattr(ahead, "default_cache", lambda: cache.CompileCache(None))
+@pytest.mark.parametrize("directory", [None, "/dev/null/cache", "open to all"])
+def test_nowhere_to_keep_them(directory, backend, started, tmp_path, monkeypatch):
+    if directory == "open to all":
+        directory = tmp_path / "shared"
+        directory.mkdir()
+        directory.chmod(0o777)
+    monkeypatch.setattr(ahead, "default_cache", lambda: cache.CompileCache(directory))
     key = config_of("forward").key()
     assert backend.compile_ahead(key, Device("rocm", 0), algorithms_of(backend, key, 8)) == 0 and not started
 

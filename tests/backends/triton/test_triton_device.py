@@ -380,6 +380,31 @@ def test_capture_in_a_graph(mode, library, rng):
         runtime.destroy_stream(stream)
 
 
+@RAGGED
+def test_captures_give_back_all_that_they_held(mode, library, rng):
+    runtime = library.runtime
+    m, n, k = (72, 40, 48) if mode is NON_CONTRACTING else (40, 48, 72)
+    problem = make_problem(rng, mode, m, n, k, random_sizes(rng, 72, 4), "bfloat16", library=library)
+    taken = []
+    with runtime.use_device(0), pytest.MonkeyPatch.context() as patch:
+        malloc, free = runtime.malloc_plain, runtime.free_plain
+        patch.setattr(runtime, "malloc_plain", lambda *a: taken.append(malloc(*a)) or taken[-1])
+        patch.setattr(runtime, "free_plain", lambda address, device: (address in taken and taken.remove(address), free(address, device)))
+        plan = hgg.GroupedMatmulPlan(config_of(problem), "triton", library.device)
+        problem.run(run_plan(plan))
+        before = len(taken)
+        streams = [runtime.create_stream(0) for _ in range(2)]
+        for stream in streams * 3:  # neither was used before
+            with runtime.capture(stream) as graph:
+                plan.execute(problem.lhs.array, problem.rhs.array, problem.sizes.array, out=problem.out.array, stream=stream)
+            runtime.destroy_graph(graph[0])
+        assert len(taken) >= before + 6 and plan.captured
+        plan.close()
+        assert not taken
+        for stream in streams:
+            runtime.destroy_stream(stream)
+
+
 def test_threads_and_streams(library, rng):
     runtime = library.runtime
     problems = [

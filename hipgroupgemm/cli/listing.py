@@ -1,0 +1,116 @@
+"""The command `hipgroupgemm list`: which algorithms can run a problem. Only configs are made, nothing is allocated."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from hipgroupgemm.backends import backend_names, get_backend, select_backend
+from hipgroupgemm.backends.base import AlgorithmLimits, as_limits
+from hipgroupgemm.cli.parameters import BYTES, devices_of, problem_options, shapes_of
+from hipgroupgemm.cli.tables import print_table
+from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.measure.text import bytes_text, stdout_console
+from hipgroupgemm.measure.workloads import ALIASES, CLASSES, PRESETS, MoEShape, config_of
+from hipgroupgemm.operands.views import Device
+
+__all__ = ["list_algorithms"]
+
+
+@click.command(name="list")
+@problem_options
+@click.option("--max-workspace", type=BYTES, help="Only algorithms that need at most so many bytes, such as 32MiB.")
+@click.option("--max-algorithms", type=click.IntRange(min=1), help="At most so many of each backend.")
+@click.option("--models", "list_models", is_flag=True, help="Print the model presets and their shapes instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_algorithms(**options: Any) -> None:
+    """List the algorithms that can run a problem, and why each other backend refuses. Allocates nothing.
+
+    A GPU that is named in full, such as rocm:0, is taken as it is named: where it is not here, its backends say so.
+
+    Exit status: 0, or 1 when a problem has no algorithm at all.
+    """
+    if options["list_models"]:
+        _print_models(options["as_json"])
+        return
+    if not (options["models"] or options["shapes"] or options["suite"]):
+        raise click.UsageError("Which problem? Give --shape M,K,N,E or --model NAME; --models prints the names.")
+    named, exact = shapes_of(options["models"], options["suite"], options["shapes"])
+    limits = as_limits(options["max_algorithms"], options["max_workspace"])
+    found = True
+    listings = []
+    for device in devices_of(options["devices"], here=False):
+        for dtype in options["dtypes"] or ("float32" if device.kind == "cpu" else "bfloat16",):
+            for shape in (*named, *exact):
+                for name in options["classes"] or CLASSES:
+                    config = config_of(CLASSES[name], shape, dtype)
+                    listing = {**_problem(name, shape, config), **_listing(config, device, options["backends"], limits)}
+                    found = found and bool(listing["algorithms"])
+                    listings.append(listing)
+                    if not options["as_json"]:
+                        _print_listing(listing, config)
+    if options["as_json"]:
+        click.echo(json.dumps(listings, indent=1))
+    click.get_current_context().exit(0 if found else 1)
+
+
+def _problem(name: str, shape: MoEShape, config: GroupedGemmConfig) -> dict[str, Any]:
+    m, k, n, e = shape.extents
+    return {"class": name, "model": shape.label, "M": m, "K": k, "N": n, "E": e, "dtype": config.type_a}
+
+
+def _listing(config: GroupedGemmConfig, device: Device, backends: tuple[str, ...], limits: AlgorithmLimits) -> dict[str, Any]:
+    """The algorithms of the named backends, or of all, in the order in which backends are asked, and why the others refuse."""
+    algorithms, refusals = [], {}
+    for name in backends or backend_names():
+        try:
+            select_backend(config, device, name)
+        except NotImplementedError as error:
+            refusals[name] = str(error).partition("refuses: ")[2] or str(error)
+            continue
+        found = get_backend(name).algorithms(config.key(), device, limits)
+        # a backend that does not look at the limits itself must not get past them
+        found = [algorithm for algorithm in found if algorithm.workspace_size <= limits.max_workspace_size][: limits.max_algorithm_count]
+        if not found:
+            refusals[name] = f"it has no algorithm within {bytes_text(limits.max_workspace_size)} of workspace"
+        algorithms += [{field: getattr(one, field) for field in _FIELDS} for one in found]
+    return {"device": str(device), "algorithms": algorithms, "refusals": refusals}
+
+
+_FIELDS = ("backend", "index", "name", "workspace_size", "deterministic")
+
+
+def _print_listing(listing: dict[str, Any], c: GroupedGemmConfig) -> None:
+    """A table, and under it the refusals."""
+    console = stdout_console()
+    label = "" if listing["model"].count(",") == 3 else f"{listing['model']}  "
+    extents = " ".join(f"{name}={listing[name]}" for name in "MKNE")
+    title = f"{listing['class']}  {label}{extents}, {c.type_a} -> {c.type_d}, {c.ragged_mode.name} on {listing['device']}"
+    if listing["algorithms"]:
+        rows = [
+            (one["backend"], str(one["index"]), one["name"], bytes_text(one["workspace_size"]), "yes" if one["deterministic"] else "no")
+            for one in listing["algorithms"]
+        ]
+        columns = ("backend", "index", "algorithm", "workspace", "deterministic")
+        print_table(console, title, columns, rows, name="algorithm", right=("index", "workspace"))
+    else:
+        console.print(f"{title}: no algorithm", style="bold", highlight=False, soft_wrap=True)
+    for name, reason in listing["refusals"].items():
+        console.print(f"{name} refuses: {reason}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_models(as_json: bool) -> None:
+    """The model presets: name, M, K, N, E and the other names that stand for them."""
+    also = {name: [alias for alias, names in ALIASES.items() if name in names] for name in PRESETS}
+    extents = {name: dict(zip("MKNE", preset.shape.extents, strict=True)) for name, preset in PRESETS.items()}
+    if as_json:
+        click.echo(json.dumps([{"model": name, **extents[name], "aliases": also[name]} for name in PRESETS], indent=1))
+        return
+    rows = [[name, *map(str, extents[name].values()), ", ".join(also[name])] for name in PRESETS]
+    print_table(stdout_console(), "", ("model", *"MKNE", "also"), rows, right="MKNE")
+    click.echo(
+        "M: routed tokens, K: embedding, N: expert MLP, E: experts. From AMD's article about grouped GEMM in XLA (MaxText's models),\n"
+        "not the models' published shapes. A name in the last column stands for all presets beside which it is; all for the whole table."
+    )
