@@ -293,3 +293,27 @@ def test_plans_can_not_be_copied(gpu):
         for copying in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match="neither copied nor pickled"):
                 copying(plan)
+
+
+def test_cupy_streams_are_those_of_the_operands_device(gpu, monkeypatch):
+    """Streams are current per device: the one of device 1 counts, though device 0 is the current one."""
+    current = [0]
+
+    @contextlib.contextmanager
+    def on(index):
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    cuda = sys.modules["cupy"].cuda
+    monkeypatch.setattr(cuda, "Device", on)
+    monkeypatch.setattr(cuda.runtime, "getDevice", lambda: current[0])
+    monkeypatch.setattr(cuda, "get_current_stream", lambda: types.SimpleNamespace(ptr=0x100 * current[0]))
+    arrays_of_one = [*operands(), FakeArray((64, 48), BF16)]
+    for array in arrays_of_one:
+        array.data.device_id = 1
+    *inputs, out = arrays_of_one
+    for _ in range(2):  # parsed, then recognised
+        hgg.ragged_dot(*inputs, out=out)
+        assert gpu.backend.calls[-1][3] == 0x100
+    assert current == [0]

@@ -454,3 +454,31 @@ def test_float64_results_are_rounded_once():
     np.testing.assert_array_equal(out, [1.0078125, 1.0, -1.0078125, 0.0, np.inf, np.inf])
     zeros = hgg.ragged_dot(lhs, rhs, [0], preferred_element_type="float8_e5m2")
     assert (zeros.astype(np.float64) == 0).all()
+
+
+def test_a_float64_output_is_accumulated_in_float64(rng):
+    lhs, rhs = random_values(rng, (33, 257), "float32"), random_values(rng, (3, 257, 19), "float32")
+    sizes = [10, 0, 20]
+    wanted = hgg.ragged_dot_reference(lhs.astype(np.float64), rhs.astype(np.float64), sizes)
+    config = hgg.config_for_ragged_dot(lhs, rhs, sizes, preferred_element_type="float64")
+    with hgg.GroupedMatmulPlan(config, device="cpu") as plan:
+        for got in (
+            hgg.ragged_dot(lhs, rhs, sizes, preferred_element_type="float64"),
+            hgg.ragged_dot_reference(lhs, rhs, sizes, preferred_element_type="float64"),
+            plan.execute(lhs, rhs, sizes),
+        ):
+            bound = 257 * np.finfo(np.float64).eps * np.abs(lhs).max() * np.abs(rhs).max() * 257
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)
+
+
+def test_an_array_that_lands_in_precision_is_told_so_without_its_contents(rng):
+    lhs, rhs = random_values(rng, (6, 3), "float32"), random_values(rng, (2, 3, 5), "float32")
+    with pytest.raises(TypeError, match=r"precision: got ndarray, wanted .*out= is given by name") as caught:
+        hgg.ragged_dot(lhs, rhs, [2, 4], np.full((600, 5), 7.0, np.float32))
+    assert "7." not in str(caught.value)
+
+
+def test_types_go_by_the_names_that_commands_take(rng):
+    lhs, rhs = random_values(rng, (6, 3), "float32"), random_values(rng, (2, 3, 5), "float32")
+    for name, meant in (("half", "float16"), ("bf16", "bfloat16"), ("fp32", "float32"), ("double", "float64")):
+        assert hgg.ragged_dot(lhs, rhs, [2, 4], preferred_element_type=name).dtype.name == meant

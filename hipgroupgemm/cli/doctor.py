@@ -27,6 +27,7 @@ from hipgroupgemm.cli.machine import Machine
 from hipgroupgemm.cli.tables import printable
 from hipgroupgemm.measure.text import stdout_console
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
+from hipgroupgemm.native import missing_kernel_files
 from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.store.store import TuningStore, why_off
 from hipgroupgemm.version import __version__
@@ -278,7 +279,7 @@ def _kernel_findings(machine: Machine, blaslt: Sequence[Path], targets: Sequence
                     have.setdefault(target, place)
     listed = ", ".join(sorted(have)) or "no target"
     for target in dict.fromkeys(targets):
-        missing = _missing_files(have[target], target) if target in have else []
+        missing = [Path(path).name for path in missing_kernel_files(str(have[target]), target)] if target in have else []
         if missing:
             text = (
                 f"{have[target]} lacks {len(missing)} files that its catalogue lists, such as {missing[0]}: their algorithms fail when run"
@@ -298,18 +299,6 @@ def _kernel_findings(machine: Machine, blaslt: Sequence[Path], targets: Sequence
         yield Finding(
             "ROCm", "hipBLASLt kernels", bool(have), "", f"for {listed}", "" if have else "apt install hipblaslt (AMD's repository)"
         )
-
-
-def _missing_files(place: Path, target: str) -> list[str]:
-    """The names of files that hipBLASLt's catalogue of a target lists, and that are not beside it."""
-    missing = []
-    with contextlib.suppress(OSError):
-        for catalogue in sorted(place.rglob(f"TensileLibrary_lazy_{target}.dat")):
-            beside = set(os.listdir(catalogue.parent))
-            for stem in sorted({name.decode() for name in re.findall(rb"TensileLibrary_[A-Za-z0-9_]+", catalogue.read_bytes())}):
-                missing += [] if f"{stem}.dat" in beside else [f"{stem}.dat"]
-                missing += [] if beside & {f"{stem}.co", f"{stem}.hsaco"} else [f"{stem}.co"]
-    return missing
 
 
 def _hip_version(machine: Machine, path: Path) -> str:

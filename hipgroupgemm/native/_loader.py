@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import glob
-import mmap
 import os
 import re
 import threading
@@ -88,13 +87,14 @@ def shim_path() -> str:
     return os.environ.get("HIPGROUPGEMM_NATIVE_LIBRARY") or os.path.join(os.path.dirname(os.path.abspath(__file__)), SHIM)
 
 
-def missing_kernel_files(folder: str | None = None) -> list[str]:
+def missing_kernel_files(folder: str | None = None, target: str = "*") -> list[str]:
     """Paths of the kernel files that hipBLASLt's catalogues list and that are not there.
 
     Algorithms whose code is in such a file are offered, and fail when they are run.
 
     Args:
         folder: where the catalogues are; None is that of the hipBLASLt that this process uses, and [] if there is none.
+        target: an architecture, "gfx942" say; "*" is all.
     """
     if folder is None:
         try:
@@ -103,7 +103,7 @@ def missing_kernel_files(folder: str | None = None) -> list[str]:
             return []
         folder = os.environ.get("HIPBLASLT_TENSILE_LIBPATH") or os.path.join(library, "hipblaslt", "library")
     missing = []
-    for catalogue in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "TensileLibrary_lazy_*.dat"), recursive=True)):
+    for catalogue in sorted(glob.glob(os.path.join(glob.escape(folder), "**", f"TensileLibrary_lazy_{target}.dat"), recursive=True)):
         beside = set(os.listdir(os.path.dirname(catalogue)))
         for stem in sorted(name.decode() for name in _in_file(catalogue, rb"TensileLibrary_[A-Za-z0-9_]+")):
             lacking = [] if f"{stem}.dat" in beside else [f"{stem}.dat"]
@@ -176,8 +176,8 @@ def _one(prefix: str) -> str | None:
 
 def _in_file(path: str, pattern: bytes) -> set[bytes]:
     """What a pattern finds in a file, each once: its first group, where it has one."""
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        return set(re.findall(pattern, text))
+    with open(path, "rb") as file:
+        return set(re.findall(pattern, file.read()))
 
 
 def _find_hipblaslt(shim: str) -> str:

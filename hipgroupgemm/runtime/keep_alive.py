@@ -29,10 +29,6 @@ class KeptObjects:
         self._pending: dict[tuple[int, int], deque[tuple[int, object]]] = {}  # (event, objects), the oldest first
         self._events: dict[int, list[int]] = {}  # to be used again, by device
 
-    def __len__(self) -> int:
-        """Calls that are still kept."""
-        return sum(map(len, self._pending.values()))
-
     def keep(self, device: int, stream: int, objects: object) -> None:
         """Keeps ``objects`` until ``stream`` has done what it was given so far."""
         runtime = self._runtime

@@ -359,3 +359,12 @@ def test_dlpack_s_stream_rules(code, kind, asked, given, rng):
     assert view.device == Device(kind, 1)
     assert producer.requests == [{"max_version": (1, 0), "stream": given}]
     assert view.stream is None  # the producer has ordered itself
+
+
+def test_sizes_without_elements_are_where_the_operands_are(rng):
+    class NoElements:
+        __cuda_array_interface__ = {"version": 3, "shape": (0,), "typestr": "<i4", "data": (0, False), "stream": None}  # noqa: RUF012
+
+    lhs = np.ones((4, 3), np.float32)
+    out = hgg.ragged_dot(lhs, np.ones((0, 3, 5), np.float32), NoElements())
+    assert out.shape == (4, 5) and not out.any()

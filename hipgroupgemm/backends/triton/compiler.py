@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hipgroupgemm.runtime.cache import cache_key, default_cache
-from hipgroupgemm.runtime.directories import temporary_directory
+from hipgroupgemm.runtime.directories import require_trusted, temporary_directory
 from hipgroupgemm.runtime.errors import CompileError
 from hipgroupgemm.runtime.forks import new_rlock
 from hipgroupgemm.runtime.parameters import TENSOR_MAP, Blob
@@ -209,7 +209,7 @@ def _build(spec: KernelSpec) -> tuple[dict[str, Any], bytes]:
 
             source = ASTSource(function, signature, constants, attributes)
         options = {"enable_fp_fusion": True, **dict(spec.options)}
-        with warnings.catch_warnings(), _writable_cache():
+        with warnings.catch_warnings(), _private_cache():
             warnings.simplefilter("ignore")  # of defaults that will change; what matters here is set
             result: Any = triton.compile(source, target=GPUTarget(*spec.target), options=options)
     except Exception as error:  # whatever Triton, LLVM or ptxas raise
@@ -230,28 +230,25 @@ def _build(spec: KernelSpec) -> tuple[dict[str, Any], bytes]:
 
 
 @contextlib.contextmanager
-def _writable_cache() -> Iterator[None]:
-    """Has Triton keep its files in a temporary directory where its own cache cannot be written; `compile_kernel` keeps the result."""
+def _private_cache() -> Iterator[None]:
+    """Has Triton keep its files in a temporary directory where its own cache cannot be written, or where others can write it.
+
+    What others can write is not run. Little is lost: `compile_kernel` keeps the result in a cache of this package's.
+    """
     from triton import knobs
 
     try:
         os.makedirs(knobs.cache.dir, exist_ok=True)
+        require_trusted(Path(knobs.cache.dir))
         with tempfile.TemporaryFile(dir=knobs.cache.dir):
             pass
     except OSError as error:
-        _warn_of_cache(knobs.cache.dir, str(error))
+        _log.info("Triton's cache %s is not used: %s", knobs.cache.dir, error)
         with knobs.cache.scope():
             knobs.cache.dir = str(temporary_directory())
             yield
     else:
         yield
-
-
-@functools.lru_cache(1)
-def _warn_of_cache(directory: str, error: str) -> None:
-    _log.warning(
-        "Triton's cache %s cannot be written (%s); kernels are compiled without it. TRITON_CACHE_DIR names another", directory, error
-    )
 
 
 def _type_name(kind: Any) -> str:
