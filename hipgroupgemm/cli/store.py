@@ -151,15 +151,15 @@ def list_results(directory: Path | None, as_json: bool, **options: Any) -> None:
 
 def _usable(result: StoredResult) -> str:
     """Whether a plan that names the result's backend would take it: what a lookup says."""
-    device = device_of(result.device)
-    if device is None:
-        return "?"
-    query = Query(result.config, device, result.backend)
     try:
+        device = device_of(result.device)
+        if device is None:
+            return "?"
+        query = Query(result.config, device, result.backend)
         if query.choose([result]) is not None:
             return "yes"
         here = query.versions(result.backend)
-    except Exception:  # the backend's library is missing or fails
+    except Exception:  # the device, or the backend's library, is missing or fails
         return "?"
     return "?" if here is None else "stale" if here == result.versions[result.backend] else "other versions"
 
