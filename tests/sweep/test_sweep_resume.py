@@ -435,6 +435,18 @@ def test_a_request_error_leaves_no_process(double, whole, tmp_path) -> None:
     assert set(processes_of(options)) <= {os.getpid()}
 
 
+def test_a_process_that_ended_for_want_of_work_is_replaced() -> None:
+    device = running._Device("cpu")
+    try:
+        assert device.start() == ""
+        device.process.kill()  # as it does by itself after a minute without a call
+        assert device.call("device_identity")["name"] == "A cpu"
+    finally:
+        device.end()
+    with pytest.raises(Exception, match="worker process"):
+        device.call("device_identity")  # but not once the sweep has ended
+
+
 # ---- names of algorithms ---------------------------------------------------------------------------------------------------------
 
 
