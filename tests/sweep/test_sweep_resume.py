@@ -382,7 +382,7 @@ def test_other_versions_and_devices_do_not_mix(double, whole, log, change) -> No
     assert whole.read_bytes() == before
 
 
-def test_devices_of_one_kind_can_take_each_others_place(double, tmp_path, log) -> None:
+def test_devices_of_one_kind_can_take_each_others_place(gpus, tmp_path, log) -> None:
     path = tmp_path / "s.jsonl"
     assert sweep(*TWO, "--dtype", "float32", "--devices", "cuda:0,cpu", "--json", path).exit_code == 0
     part_of(path, 0)
