@@ -25,9 +25,8 @@ something before the function returns. Several workers at once: one thread per w
 
 from __future__ import annotations
 
-from hipgroupgemm.processes.pool import acquire, close_workers, release
 from hipgroupgemm.processes.serve import error_text, send, step
-from hipgroupgemm.processes.worker import Worker, WorkerDied, WorkerTimedOut
+from hipgroupgemm.processes.worker import Worker, WorkerDied, WorkerTimedOut, acquire, close_workers, release
 from hipgroupgemm.runtime.process import available_cores, import_path
 
 __all__ = [

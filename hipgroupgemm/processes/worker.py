@@ -1,8 +1,10 @@
-"""The parent's side of a worker: starting, calling, supervising and killing it."""
+"""The parent's side of a worker: starting, calling, supervising and killing it, and keeping idle ones."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import dataclasses
 import math
 import os
 import pickle
@@ -20,7 +22,7 @@ from typing import Any
 
 from hipgroupgemm.runtime.process import import_path
 
-__all__ = ["Worker", "WorkerDied", "WorkerTimedOut", "start_environment"]
+__all__ = ["Worker", "WorkerDied", "WorkerTimedOut", "acquire", "close_workers", "release"]
 
 _START = """
 import sys
@@ -37,6 +39,7 @@ _ALWAYS = {"HIPGROUPGEMM_TUNING_STORE": "off"}  # what a worker finds out goes t
 _FOREVER = 1e9  # seconds
 
 
+@dataclasses.dataclass(eq=False)
 class WorkerDied(Exception):
     """The worker ended during a call.
 
@@ -44,21 +47,24 @@ class WorkerDied(Exception):
         how: with which exit code or signal. tail: what it wrote last. step: what it was doing. detail: what `step` was given besides.
     """
 
-    def __init__(self, how: str, tail: str = "", step: str = "start", detail: Any = None) -> None:
-        super().__init__(how, tail, step, detail)
-        self.how, self.tail, self.step, self.detail = how, tail, step, detail
+    how: str
+    tail: str = ""
+    step: str = "start"
+    detail: Any = None
 
     def __str__(self) -> str:
         """How, and what it wrote last."""
         return f"{self.how}\n{self.tail}".strip()
 
 
+@dataclasses.dataclass(eq=False)
 class WorkerTimedOut(Exception):
     """The step took longer than the `seconds` of its deadline, and the worker was killed. `tail` and `detail` as in `WorkerDied`."""
 
-    def __init__(self, step: str, seconds: float, tail: str = "", detail: Any = None) -> None:
-        super().__init__(step, seconds, tail, detail)
-        self.step, self.seconds, self.tail, self.detail = step, seconds, tail, detail
+    step: str
+    seconds: float
+    tail: str = ""
+    detail: Any = None
 
     def __str__(self) -> str:
         """The step and its seconds."""
@@ -89,7 +95,7 @@ class _Tail(threading.Thread):
         self._kept = b""
 
 
-def start_environment(environment: Mapping[str, str] | None = None) -> tuple[list[str], dict[str, str]]:
+def _environment(environment: Mapping[str, str] | None) -> tuple[list[str], dict[str, str]]:
     """The import path and the variables that a worker is started with: with others it would run something else."""
     return import_path(), {**os.environ, **_ALWAYS, **(environment or {})}
 
@@ -124,7 +130,7 @@ class Worker:
         if not sys.executable or getattr(sys, "frozen", False):
             raise OSError(f"sys.executable={sys.executable!r} is no Python interpreter that could be started again")
         self.name, self.calls = name, 0
-        self.environment = start_environment(environment)
+        self.environment = _environment(environment)
         self._parent, self._ending = os.getpid(), threading.Lock()
         self._last_words: str | None = None
         self._connection, theirs = Pipe()
@@ -285,3 +291,66 @@ def _how(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"the worker process was killed by {name}"
+
+
+# ---- idle workers ----------------------------------------------------------------------------------------------------------------
+
+_idle: dict[str, list[Worker]] = {}
+_lock = threading.Lock()
+
+
+def acquire(name: str, *, fresh: bool = False, environment: Mapping[str, str] | None = None) -> Worker:
+    """A worker of that name; it is the caller's until `release` or `kill`. One that has not served anybody yet has `calls` 0.
+
+    Args:
+        name: what it serves, "cuda:0" say. fresh: whether it must be a new one.
+        environment: as `Worker` takes it. A worker that was started with other variables or another import path is not taken.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    wanted = _environment(environment)
+    while not fresh:
+        with _lock:
+            worker = _idle[name].pop() if _idle.get(name) else None
+        if worker is None:
+            break
+        try:
+            if worker.environment == wanted and worker.alive():
+                return worker
+        except BaseException:
+            worker.kill()
+            raise
+        worker.kill()
+    return Worker(name, environment=environment)
+
+
+def release(worker: Worker) -> None:
+    """Gives a healthy worker back. It ends by itself when nobody takes it for a while.
+
+    Not one that has run code of the caller's: the caller may edit it, and the worker would not see that.
+    """
+    with _lock:
+        _idle.setdefault(worker.name, []).append(worker)
+
+
+def close_workers() -> None:
+    """Ends all idle workers: each may hold a device's context, some hundred MiB of the device's memory."""
+    with _lock:
+        workers = [worker for waiting in _idle.values() for worker in waiting]
+        _idle.clear()
+    for worker in workers:
+        worker.kill()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for waiting in _idle.values():
+        for worker in waiting:
+            worker.kill()  # lets go of it: it is the parent's
+    _idle.clear()
+
+
+atexit.register(close_workers)
+os.register_at_fork(after_in_child=_after_fork_in_child)

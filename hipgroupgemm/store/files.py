@@ -151,7 +151,11 @@ class StoreFile:
                 except FileNotFoundError:
                     raws = {}
                 except ValueError as error:
-                    _set_aside(real, error)
+                    number = 1
+                    while os.path.lexists(aside := real.with_name(f"{real.name}.broken-{number}")):
+                        number += 1
+                    os.rename(real, aside)
+                    _log.warning("tuning store: %s %s; it was set aside as %s", real, error, aside.name)
                     raws = {}
                 held: list[StoredResult] = []
                 for one in list(raws) if name is None else [name]:
@@ -168,14 +172,6 @@ class StoreFile:
                 "pip install filelock" if isinstance(error, ImportError) else "set HIPGROUPGEMM_TUNING_STORE to another directory, or off"
             )
             raise StoreWriteError(f"{self.path}: can't be written ({why}); {remedy}") from error
-
-
-def _set_aside(path: Path, reason: ValueError) -> None:
-    number = 1
-    while os.path.lexists(aside := path.with_name(f"{path.name}.broken-{number}")):
-        number += 1
-    os.rename(path, aside)
-    _log.warning("tuning store: %s %s; it was set aside as %s", path, reason, aside.name)
 
 
 def _replace(path: Path, data: bytes) -> None:

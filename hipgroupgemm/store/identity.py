@@ -18,8 +18,7 @@ from hipgroupgemm.runtime.process import available_cores, cpu_model
 __all__ = ["DeviceKind", "device_kind", "device_name", "device_of", "identity"]
 
 _log = logging.getLogger("hipgroupgemm.tuning")
-_LONGEST, _MOST_UNITS = 64, 1 << 20
-_TARGET = re.compile(rf"[ -~]{{1,{_LONGEST}}}")
+_TARGET = re.compile(r"[ -~]{1,64}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +38,11 @@ class DeviceKind:
     compute_units: int
 
     def __post_init__(self) -> None:
-        if self.kind not in ("cuda", "rocm", "cpu"):
-            raise ValueError(f"kind={self.kind!r}: must be cuda, rocm or cpu")
-        if not isinstance(self.target, str) or not _TARGET.fullmatch(self.target):
-            raise ValueError(f"target={self.target!r}: must be 1 to {_LONGEST} printable ASCII characters, such as gfx942 or sm_90")
-        if type(self.compute_units) is not int or not 0 < self.compute_units <= _MOST_UNITS:
-            raise ValueError(f"compute_units={self.compute_units!r}: must be an integer from 1 to {_MOST_UNITS}")
+        named = self.kind in ("cuda", "rocm", "cpu") and isinstance(self.target, str) and _TARGET.fullmatch(self.target)
+        if not named or type(self.compute_units) is not int or not 0 < self.compute_units <= 1 << 20:
+            raise ValueError(
+                f"device={dataclasses.astuple(self)!r:.200}: must be cuda, rocm or cpu, a target such as gfx942, a number of units"
+            )
 
     def __str__(self) -> str:
         unit = {"cuda": "SMs", "rocm": "CUs"}.get(self.kind, "cores")
@@ -68,14 +66,8 @@ def device_name(device: Device) -> str:
 
 def device_of(kind: DeviceKind) -> Device | None:
     """A device of that kind, if this machine has one."""
-    devices = [CPU]
-    if kind.kind != "cpu":
-        try:
-            devices = [Device(kind.kind, index) for index in range(runtime.get_runtime(kind.kind).device_count())]
-        except RuntimeError as error:
-            _log.debug("%s: %s", kind, error)
-            return None
-    return next((device for device in devices if device_kind(device) == kind), None)
+    found = [CPU, *(Device(*one) for one in runtime.find_devices())]
+    return next((device for device in found if device.kind == kind.kind and device_kind(device) == kind), None)
 
 
 def identity(device: Device) -> dict[str, Any]:

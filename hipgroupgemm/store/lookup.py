@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ from hipgroupgemm.backends.base import MatmulAlgorithm, versions_of
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.store.identity import device_name
-from hipgroupgemm.store.records import StoredResult
+from hipgroupgemm.store.records import SEED, USER, StoredResult
 
 __all__ = ["Query"]
 
@@ -50,7 +51,11 @@ class Query:
             fitting.update(one.backend for one in wanted)
             found = next((one for one in wanted if self.versions(one.backend) is not None), None)
             if found is not None:
-                rank = (result.size_class != self.size_class, result.device_name != device_name(self.device), result.origin_rank)
+                rank = (
+                    result.size_class != self.size_class,
+                    result.device_name != device_name(self.device),
+                    {USER: 0, SEED: 1}.get(result.origin, 2),
+                )
                 ranked.append((*rank, bool(self._change(result, found)), -position, found))
         for *_, position, found in sorted(ranked, key=lambda entry: entry[:-1]):
             result = results[-position]
@@ -83,9 +88,10 @@ class Query:
 
     def _checked(self, result: StoredResult, found: MatmulAlgorithm) -> MatmulAlgorithm | None:
         """The algorithm as it is here, None where the result is passed over."""
-        reason = self._change(result, found)
+        reason, first = self._change(result, found), None
         if not reason:
-            first = self._first() if self.backend is None else None
+            with contextlib.suppress(NotImplementedError):  # no backend runs it unnamed
+                first = select_backend(self.key, self.device).name if self.backend is None else None
             if first not in (None, found.backend, *result.versions):
                 self.reasons.append(
                     f"what is stored for this config is of {found.backend}, and was not compared to {first}, which comes first; tune both, "
@@ -99,10 +105,3 @@ class Query:
         self.stale.append((found.backend, reason))
         self.reasons.append(f"the stored result of backend {found.backend} is stale: {reason}")
         return None
-
-    def _first(self) -> str | None:
-        """The backend that runs the config when nothing is stored and none is named; None where there is none."""
-        try:
-            return select_backend(self.key, self.device).name
-        except NotImplementedError:
-            return None

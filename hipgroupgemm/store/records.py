@@ -88,11 +88,6 @@ class StoredResult:
         """The floor over the median; None where that is not known."""
         return None if self.floor_ms is None else self.floor_ms / self.median_ms
 
-    @property
-    def origin_rank(self) -> int:
-        """How much the sizes say of calls to come: 0 real routing, 1 the balanced seed, 2 a synthetic distribution."""
-        return {USER: 0, SEED: 1}.get(self.origin, 2)
-
     def describe(self) -> str:
         """When it was tuned and on what, for a person."""
         share = "" if self.fraction is None else f", {self.fraction:.2g} of the floor"

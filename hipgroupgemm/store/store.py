@@ -1,7 +1,6 @@
 """The tuning store: what tuning found, kept on disk for later processes, and looked up when a plan is made.
 
-It is a directory of JSON files, one for each kind of device (target and compute units), such as `rocm-gfx942-304cus.v2.json`. A result is
-found by the config's key, and names an algorithm by index and name: both are checked against what the backend has before it is used.
+It is a directory of JSON files, one for each kind of device (target and compute units), such as `rocm-gfx942-304cus.v2.json`.
 
 HIPGROUPGEMM_TUNING_STORE names the directory, or is "off" ("0", "no", "false" and "none" mean that too); without it that is `tuning` in
 the package's cache directory. Plans look at it when they are made, and only then: results that another process stores reach a process with
@@ -105,18 +104,11 @@ class TuningStore:
         size_class: str | None = None,
         why_not: Callable[[str], object] = lambda _: None,
     ) -> StoredResult | None:
-        """The stored answer for a config's key on a device, checked against what the backend has now; None where there is none.
+        """The stored answer for a config's key on a device, checked against what the backend has now, see `Query.choose`; None without one.
 
-        Args:
-            key: `config.key()`.
-            device: the device that is to run it.
-            backend: only algorithms of this one; None for the fastest of all.
-            deterministic: only algorithms that give equal bits for equal inputs.
-            size_class: "balanced", "skewed" or "sparse"; None where it is not known.
-            why_not: is told why there is no answer, where there is none.
-
-        Returns:
-            A result whose `algorithm` is the one to take, see `Query.choose`. A stale one is passed over with one warning. Raises nothing.
+        Only algorithms of `backend`, where one is named, and with `deterministic` only those that give equal bits for equal inputs are
+        answers; results of `size_class` come first. `why_not` is told why there is no answer. A stale result is passed over with one
+        warning. Raises nothing.
         """
         try:
             return self._answer(Query(key.key(), device, backend, deterministic, size_class), why_not)
@@ -143,10 +135,7 @@ class TuningStore:
             return None
         found = query.choose(results)
         for backend, reason in query.stale:  # once for each cause, not for each of the many results that it may make stale
-            text = (
-                "tuning store: a result of backend %s for %s is stale and not used: %s. Tune again; `hipgroupgemm store prune "
-                "--other-versions` removes results of other versions"
-            )
+            text = "tuning store: a result of backend %s for %s is stale and not used: %s. Tune again"
             warn_once(("stale", file.path, backend, reason), text, backend, kind, reason)
         if found is None:
             why_not("; ".join(dict.fromkeys(query.reasons)))
@@ -214,13 +203,10 @@ class TuningStore:
         return written
 
     def merge(self, data: bytes, *, dry_run: bool = False) -> tuple[int, int]:
-        """Merges an export, or a file of another store, into this one. Of two results of one slot the one that was tuned later stays.
+        """Merges an export, or a file of another store. Of two results of one slot the one that was tuned later stays.
 
-        Returns how many results were taken (with `dry_run`: would be), and how many were not.
-
-        Raises:
-            ValueError: neither of these; nothing is merged then.
-            StoreWriteError: a file can't be written; files of other devices may have been merged.
+        Returns how many results were taken (with `dry_run`: would be), and how many were not. Raises ValueError, before anything is
+        merged, for other data, and StoreWriteError.
         """
         incoming: dict[DeviceKind, list[StoredResult]] = {}
         count = taken = 0
@@ -258,8 +244,6 @@ class TuningStore:
                 self._update(file, lambda held: [one for one in held if not unwanted(one)])
         return removed
 
-
-# ---- the store of this process -------------------------------------------------------------------------------------------------
 
 _default: tuple[tuple[str | None, ...], TuningStore] | None = None
 

@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import datetime
 import functools
-import platform
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,9 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-import hipgroupgemm
-from hipgroupgemm.measure.environment import blas_name, commit_of, cpu_model, load_average
+from hipgroupgemm.measure.environment import describe, load_average
 from hipgroupgemm.measure.text import STDOUT, number_text
+from hipgroupgemm.operands.views import CPU
 from hipgroupgemm.processes import Worker, WorkerDied, WorkerTimedOut, available_cores
 from hipgroupgemm.store.store import default_store
 from hipgroupgemm.sweep.jobs import RequestError, SweepJob, SweepRequest, plan_jobs
@@ -191,7 +190,7 @@ class _Run:
             notes += [f"left to devices that were not named now: {absent}"] if absent else []
             say("; ".join(notes))
         elif path is not None:
-            header = Header(request=self.request, devices=here, jobs=len(self.jobs), machine=_machine(), started=_now())
+            header = Header(request=self.request, devices=here, jobs=len(self.jobs), machine=describe(CPU), started=_now())
             self.file = SweepFile(path, header, overwrite=self.outputs.overwrite)
 
     def _check_names(self) -> None:
@@ -314,9 +313,3 @@ class _Display:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _machine() -> dict[str, Any]:
-    commit, changed = commit_of(Path(hipgroupgemm.__file__).resolve().parent.parent)
-    facts = {"cpu": cpu_model(), "cores": available_cores(), "system": f"{platform.system()} {platform.machine()}", "blas": blas_name()}
-    return {**facts, "python": platform.python_version(), "commit": commit, "uncommitted_changes": changed}

@@ -14,7 +14,7 @@ from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.processes import error_text
 
-__all__ = ["Candidate", "Selection", "compile_candidates", "find_candidates"]
+__all__ = ["Candidate", "compile_candidates", "find_candidates"]
 
 _log = logging.getLogger(__name__)
 _HEURISTIC = 8
@@ -23,47 +23,45 @@ _COMPILING_SHARE = 0.4  # of a time limit
 Candidate = tuple[Backend, MatmulAlgorithm]
 
 
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """What the caller of `tune` wants candidates to be; its arguments of these names."""
-
-    backends: Sequence[str] | str | None
-    algorithms: str | Sequence[str]
-    max_algorithms: int | None
-    max_workspace_size: int | None
-    deterministic: bool
-
-
-def find_candidates(config: GroupedGemmConfig, device: Device, wanted: Selection, notes: list[str]) -> list[Candidate]:
-    """All candidates, each backend's best guess first, then each one's second, and so on.
+def find_candidates(
+    config: GroupedGemmConfig,
+    device: Device,
+    notes: list[str],
+    backends: Sequence[str] | str | None,
+    algorithms: str | Sequence[str],
+    max_algorithms: int | None,
+    max_workspace_size: int | None,
+    deterministic: bool,
+) -> list[Candidate]:
+    """All candidates as `tune` takes its arguments, each backend's best guess first, then each one's second, and so on.
 
     A backend that was not named and raises when it is asked is left out, and a note says so.
     """
-    named = wanted.algorithms
+    named = algorithms
     if isinstance(named, str):
         named = () if named in ("all", "heuristic") else [named]
-    count = _HEURISTIC if wanted.algorithms == "heuristic" and wanted.max_algorithms is None else wanted.max_algorithms
-    limits = as_limits(count, wanted.max_workspace_size)
-    if named or wanted.deterministic:  # the count is of those that are left
+    count = _HEURISTIC if algorithms == "heuristic" and max_algorithms is None else max_algorithms
+    limits = as_limits(count, max_workspace_size)
+    if named or deterministic:  # the count is of those that are left
         limits = dataclasses.replace(limits, max_algorithm_count=sys.maxsize)
     lists = []
-    for backend in _backends(config, device, wanted.backends, notes):
+    for backend in _backends(config, device, backends, notes):
         try:
             listed = backend.algorithms(config.key(), device, limits)
         except Exception as error:
-            if wanted.backends is not None:
+            if backends is not None:
                 raise
             _left_out(notes, backend.name, "algorithms", error)
             continue
-        listed = [a for a in listed if (not named or a.name in named) and a.deterministic >= wanted.deterministic]
+        listed = [a for a in listed if (not named or a.name in named) and a.deterministic >= deterministic]
         lists.append([(backend, algorithm) for algorithm in listed[:count]])
     found = [pair for rank in itertools.zip_longest(*lists) for pair in rank if pair is not None]
     missing = [name for name in named if name not in {algorithm.name for _, algorithm in found}]
     if missing:
         raise ValueError(f"algorithms: no backend has {', '.join(map(repr, missing))} for this config on {device}; see get_algorithms()")
     if not found:
-        within = f" within {wanted.max_workspace_size} bytes of workspace" if wanted.max_workspace_size is not None else ""
-        kind = " deterministic" if wanted.deterministic else ""
+        within = f" within {max_workspace_size} bytes of workspace" if max_workspace_size is not None else ""
+        kind = " deterministic" if deterministic else ""
         raise NotImplementedError(f"there is no{kind} algorithm{within} for this config on {device}{''.join(f'; {n}' for n in notes)}")
     return found
 

@@ -18,10 +18,10 @@ from hipgroupgemm.measure.sizes import origin_of, size_class_of, size_samples
 from hipgroupgemm.measure.verify import SizeSet, size_sets
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.store.identity import identity
-from hipgroupgemm.tuning.candidates import Candidate, Selection, compile_candidates, find_candidates
+from hipgroupgemm.tuning.candidates import Candidate, compile_candidates, find_candidates
 from hipgroupgemm.tuning.race import Entry, Race, bring_back, out_of_race
 from hipgroupgemm.tuning.report import VERDICTS, TuningReport, TuningRow
-from hipgroupgemm.tuning.runners import Deadlines, LocalRunner, Runner, WorkerRunner, WorkerUnavailable, pickled
+from hipgroupgemm.tuning.runners import Deadlines, Runner, WorkerRunner, WorkerUnavailable, pickled
 from hipgroupgemm.tuning.session import NO_MEMORY, SessionError, Task
 
 __all__ = ["TuningProgress", "tune"]
@@ -114,7 +114,7 @@ def tune(
     where = Device.of(device)
     if not isinstance(config, GroupedGemmConfig):
         raise TypeError(f"config: got {type(config).__name__}, wanted a GroupedGemmConfig")
-    selection = Selection(backends, algorithms, _integer("max_algorithms", max_algorithms, 1, None), max_workspace_size, deterministic)
+    max_algorithms = _integer("max_algorithms", max_algorithms, 1, None)
     warmup, seed = _integer("warmup", warmup, 0) or 0, _integer("seed", seed, 0) or 0
     repetitions = _integer("repetitions", repetitions, 1, None)
     deadlines = Deadlines(_seconds("step_timeout", step_timeout), None if time_limit is None else _seconds("time_limit", time_limit))
@@ -123,17 +123,17 @@ def tune(
     clock, started = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
     notes: list[str] = []
     facts = identity(where)
-    found = find_candidates(config, where, selection, notes)
+    found = find_candidates(config, where, notes, backends, algorithms, max_algorithms, max_workspace_size, deterministic)
     sets = size_sets(config, samples, where)
     runners: list[Runner] = []
-    report_step = _Steps(progress)
+    steps = _Steps(progress)
     with contextlib.ExitStack() as opened:
         opened.push(lambda *error: _close(runners, notes, abruptly=error[0] is not None))
         compile_candidates(found, config, where, time_limit, notes)
         entries = _enter(found, Task(config, where, sets, seed, roofline), deadlines, isolate, runners, notes)
-        _check_entries(entries, sets, deadlines, time_limit, report_step)
+        _check_entries(entries, sets, deadlines, time_limit, steps)
         right = [entry for entry in entries if not entry.verdict]
-        race = Race(right, len(samples), warmup, repetitions, seed, deadlines, report_step.timed)
+        race = Race(right, len(samples), warmup, repetitions, seed, deadlines, lambda entry, total: steps("time", entry, total))
         while True:
             out = out_of_race(right)
             race.run()
@@ -240,7 +240,7 @@ def _enter(
             _log.warning("%s", note)
         notes += said
     if local:
-        here = LocalRunner(task, local)
+        here = Runner(task, local)
         runners.append(here)
         by_backend |= dict.fromkeys(local, here)
     entries = [Entry(algorithm, by_backend[backend.name]) for backend, algorithm in found]
@@ -262,25 +262,15 @@ class _Steps:
     """Counts steps for `progress`."""
 
     def __init__(self, progress: Callable[[TuningProgress], object] | None) -> None:
-        self._progress, self._phase, self._done, self._total = progress, "check", 0, 0
+        self._progress, self._phase, self._done = progress, "", 0
 
-    def checked(self, entry: Entry, total: int, steps: int) -> None:
-        """One candidate is through so many steps of checking."""
-        self._total = total
-        self._step(entry, steps)
-
-    def timed(self, entry: Entry, total: int) -> None:
-        """One candidate was timed once."""
-        if self._phase != "time":
-            self._phase, self._done = "time", 0
-        self._total = total
-        self._step(entry, 1)
-
-    def _step(self, entry: Entry, steps: int) -> None:
-        self._done = min(self._done + steps, self._total)
+    def __call__(self, phase: str, entry: Entry, total: int, steps: int = 1) -> None:
+        """A candidate has gone so many steps of a phase."""
+        self._done = min((self._done if phase == self._phase else 0) + steps, total)
+        self._phase = phase
         if self._progress is not None:
             row = entry.row(None, 0.0, None) if entry.verdict else None
-            self._progress(TuningProgress(self._phase, self._done, self._total, row))
+            self._progress(TuningProgress(phase, self._done, total, row))
 
 
 def _check_entries(
@@ -306,7 +296,7 @@ def _check_entries(
                     entry.verdict, entry.reason = "untimed", "the time limit came before it was checked in full"
                     continue
                 going_on = entry.take(entry.runner.check(entry.algorithm, index))
-                steps.checked(entry, len(entries) * len(sets), 1 if going_on else len(sets) - index)
+                steps("check", entry, len(entries) * len(sets), 1 if going_on else len(sets) - index)
         deadlines.found = deadlines.found or any(not entry.verdict for entry in wave)
         first, size = first + size, min(2 * size, _WAVE)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import collections
 import contextlib
 import dataclasses
@@ -19,7 +18,7 @@ from hipgroupgemm.processes import Worker, WorkerDied, WorkerTimedOut, error_tex
 from hipgroupgemm.tuning import session
 from hipgroupgemm.tuning.session import Session, SessionError, StepResult, Task
 
-__all__ = ["Deadlines", "LocalRunner", "Runner", "WorkerRunner", "WorkerUnavailable", "pickled"]
+__all__ = ["Deadlines", "Runner", "WorkerRunner", "WorkerUnavailable", "pickled"]
 
 _RESTARTS = 16
 _START_SECONDS = 120.0
@@ -85,25 +84,46 @@ class Deadlines:
         return step in ("prepare", "run", "check") and seconds < self._full(step)
 
 
-class Runner(abc.ABC):
-    """Runs a session's steps; what a candidate does wrong is in the outcome and never raised.
+class Runner:
+    """Runs a session's steps, here in this process, where a candidate that crashes or hangs takes it along.
+
+    What a candidate does wrong is in the outcome and never raised.
+
+    Args:
+        task: what for. backends: those of candidates, by name.
 
     Attributes:
         roofline: the device's, or None. remark: what is to be known of times that are taken here, or "".
         notes: what happened that a person should know of.
         record_failure: is told what a candidate does wrong out of its turn: while it is closed, or behind its own back.
+
+    Raises:
+        SessionError: no harness, or no memory.
     """
 
     roofline: Roofline | None = None
     remark: str = ""
     record_failure: Callable[[MatmulAlgorithm, Outcome], object] = staticmethod(lambda algorithm, outcome: None)
 
-    def __init__(self) -> None:
+    def __init__(self, task: Task, backends: dict[str, Backend]) -> None:
         self.notes: list[str] = []
+        self._session = Session(task, backends)
+        self.roofline, self.remark = self._session.roofline, self._session.remark
+        self._broken = ""
 
-    @abc.abstractmethod
     def _step(self, kind: str, algorithm: MatmulAlgorithm, *arguments: Any) -> Outcome:
         """The outcome of a step with a candidate."""
+        if self._broken:
+            return Outcome("untimed", f"the device was not usable any more: {self._broken}")
+        try:
+            result = self._session.step(kind, algorithm, *arguments)
+        except SessionError as error:  # whoever has caused it: in this process there is no telling
+            self._broken = self._session.broken()
+            return Outcome("untimed", str(error))
+        self._broken = result.broken
+        if self._broken:
+            self.notes.append(f"the device cannot be used in this process any more: {self._broken}")
+        return self._taken(result)
 
     def _taken(self, result: StepResult) -> Outcome:
         for algorithm, reason in result.faults:
@@ -124,42 +144,8 @@ class Runner(abc.ABC):
         if outcome.verdict not in ("", "untimed"):
             self.record_failure(algorithm, outcome)
 
-    @abc.abstractmethod
     def close(self, *, abruptly: bool = False) -> None:
         """Ends the session; abruptly, where it may be in the midst of a step."""
-
-
-class LocalRunner(Runner):
-    """In this process. A candidate that crashes or hangs takes it along.
-
-    Args:
-        task: what for. backends: those of candidates, by name.
-
-    Raises:
-        SessionError: no harness, or no memory.
-    """
-
-    def __init__(self, task: Task, backends: dict[str, Backend]) -> None:
-        super().__init__()
-        self._session = Session(task, backends)
-        self.roofline, self.remark = self._session.roofline, self._session.remark
-        self._broken = ""
-
-    def _step(self, kind: str, algorithm: MatmulAlgorithm, *arguments: Any) -> Outcome:
-        if self._broken:
-            return Outcome("untimed", f"the device was not usable any more: {self._broken}")
-        try:
-            result = self._session.step(kind, algorithm, *arguments)
-        except SessionError as error:  # whoever has caused it: in this process there is no telling
-            self._broken = self._session.broken()
-            return Outcome("untimed", str(error))
-        self._broken = result.broken
-        if self._broken:
-            self.notes.append(f"the device cannot be used in this process any more: {self._broken}")
-        return self._taken(result)
-
-    def close(self, *, abruptly: bool = False) -> None:
-        """See `Runner.close`."""
         del abruptly
         self._session.close()
 
@@ -175,7 +161,7 @@ class WorkerRunner(Runner):
     """
 
     def __init__(self, task: Task, backends: dict[str, bytes], deadlines: Deadlines) -> None:
-        super().__init__()
+        self.notes = []
         self._task, self._pickled, self._deadlines = task, backends, deadlines
         self._worker: Worker | None = None
         self._fresh = False

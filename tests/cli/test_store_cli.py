@@ -199,3 +199,25 @@ def test_help_names_every_command():
     for name in ("path", "ls", "export", "import", "prune"):
         assert f"  {name} " in text
         assert "Usage:" in run(name, "--help")
+
+
+def test_ls_says_what_a_plan_would(store, double):
+    """A kernel that has another index now is passed over by plans, though all versions are the same."""
+    keep(report(config_of(), [row("double", 2, 1.0)]), store)
+
+    def usable():
+        return [one["usable"] for one in json.loads(run("ls", "--json"))]
+
+    assert usable() == ["yes"] and store.lookup(config_of().key(), CPU, backend="double") is not None
+    double.found.reverse()
+    double.found[:] = [type(one)(one.backend, index, one.name, one.workspace_size, False) for index, one in enumerate(double.found)]
+    assert usable() == ["stale"] and store.lookup(config_of().key(), CPU, backend="double") is None
+    double.reason = "not today"
+    assert usable() == ["?"]
+
+
+def test_ls_names_the_files_of_an_earlier_version(store):
+    keep(report(config_of(), [row("reference", 0, 1.0)]), store)
+    old = store.path(device_kind(CPU)).name.replace(".v2.", ".v1.")
+    (store.directory / old).write_text("{}")
+    assert f"Ignored, of an earlier version of hipgroupgemm: {old}; tune again" in run("ls")

@@ -245,6 +245,8 @@ def test_refusals():
     plan = hgg.GroupedMatmulPlan(config(), device="cpu")
     with pytest.raises(TypeError, match=r"got shape \(2,\)"):
         plan.autotune(np.array([1, 2]))
+    with pytest.raises(TypeError, match=r"^seed: got ndarray, wanted an int$"):
+        plan.autotune(seed=np.arange(3))
     with pytest.raises(TypeError, match="offs"):
         plan.autotune(offs=[1, 2, 3])
     with pytest.raises(NotImplementedError, match=r"triton.*refuses"):

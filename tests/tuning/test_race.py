@@ -20,7 +20,6 @@ class FakeRunner(Runner):
     """Says what `ms` says for (name, sample, how often it was asked before); keeps who was asked."""
 
     def __init__(self, ms):
-        super().__init__()
         self.ms, self.calls, self.checked, self.forgotten = ms, [], [], []
         self.seen = collections.Counter()
         self.turns = collections.defaultdict(list)

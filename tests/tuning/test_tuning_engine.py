@@ -17,7 +17,7 @@ from test_tuning_faults import ENDS
 import hipgroupgemm as hgg
 from hipgroupgemm import processes
 from hipgroupgemm.measure.host_harness import HostHarness
-from hipgroupgemm.processes import pool
+from hipgroupgemm.processes import worker
 from hipgroupgemm.tuning.engine import tune
 from hipgroupgemm.tuning.report import VERDICTS, TuningReport
 from hipgroupgemm.tuning.session import NO_MEMORY, SessionError
@@ -162,7 +162,7 @@ def test_one_worker_serves_one_tuning_after_another(register, tmp_path):
     kept = set()
     for _ in range(3):
         assert tune(forward(), "cpu", backends="reference", isolate=True, **FAST).best is not None
-        kept |= {one.pid for one in pool._idle["cpu"]}
+        kept |= {one.pid for one in worker._idle["cpu"]}
     assert len(kept) == 1
     register(FakeBackend(["good", "wrong"], marks=str(tmp_path)))
     assert tune(forward(), "cpu", backends="double", **FAST).best is not None
@@ -269,11 +269,19 @@ def test_refusals(register):
         ({"seed": 1 << 70}, ValueError),
         ({"seed": "x"}, TypeError),
         ({"seed": None}, TypeError),
+        ({"seed": np.arange(4)}, TypeError),
+        ({"seed": np.ones(1)}, TypeError),
+        ({"repetitions": np.arange(9)}, TypeError),
+        ({"time_limit": np.ones(3)}, TypeError),
+        ({"step_timeout": math.nan}, ValueError),
     ):
         with pytest.raises(kind, match=next(iter(settings))):
             tune(forward(), "cpu", **settings)
     with pytest.raises(TypeError, match="config"):
         tune("a config", "cpu")
+    with pytest.raises(TypeError, match=r"^seed: got ndarray, wanted an int$"):  # and no thousand numbers of it
+        tune(forward(), "cpu", seed=np.arange(1000))
+    assert tune(forward(8, 4, 4), "cpu", seed=np.int64(7), **FAST).seed == 7
 
 
 # ---- sizes ---------------------------------------------------------------------------------------------------------------------

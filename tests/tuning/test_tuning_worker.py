@@ -19,7 +19,7 @@ from process_table import exists, gone
 
 import hipgroupgemm as hgg
 from hipgroupgemm import processes
-from hipgroupgemm.processes import Worker, pool, worker
+from hipgroupgemm.processes import Worker, worker
 from hipgroupgemm.tuning.engine import tune
 from hipgroupgemm.tuning.session import SessionError
 
@@ -121,7 +121,7 @@ def test_ctrl_c_kills_the_worker_and_is_raised(tmp_path, double):
         tune(config(), "cpu", backends="double", roofline=False)
     assert not failed
     assert gone(marks_of(tmp_path))
-    assert not pool._idle.get("cpu")
+    assert not worker._idle.get("cpu")
     hgg.unregister_backend("double")
     double("good")
     assert tune(config(), "cpu", backends="double", roofline=False, repetitions=1).best is not None
@@ -149,7 +149,7 @@ def built_in():
     """Tunes a built-in backend in a worker, and returns the worker, which is kept then."""
     report = tune(config(), "cpu", backends="reference", isolate=True, roofline=False, repetitions=1)
     assert report.best is not None
-    (kept,) = pool._idle["cpu"]
+    (kept,) = worker._idle["cpu"]
     assert exists(kept.pid)
     return kept
 
