@@ -252,20 +252,14 @@ def test_usage_errors(arguments, text) -> None:
     assert text in words(done.output)
 
 
-def gpus(monkeypatch: pytest.MonkeyPatch, *found: tuple[str, int]) -> None:
-    """The GPUs that the runtime finds; the last is the current one."""
-    monkeypatch.setattr(environment, "find_devices", lambda: list(found))
-    monkeypatch.setattr(environment, "default_device", lambda: found[-1] if found else None)
-
-
-def test_a_gpu_that_is_not_there_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(monkeypatch, ("cuda", 0), ("cuda", 1))
+def test_a_gpu_that_is_not_there_is_a_usage_error(monkeypatch, gpus) -> None:
+    monkeypatch.setattr(environment, "default_device", lambda: ("cuda", 1))
     done = sweep(*SHAPE, "--devices", "0,7")
     assert done.exit_code == 2
     assert "there is no cuda:7 here, only cuda:0, cuda:1" in words(done.output)
     done = sweep(*SHAPE, "--class", "fwd_wi", "--devices", "auto,1,0")  # auto is the current one, and 1 the same again
     assert done.exit_code == 0, done.output
-    gpus(monkeypatch)
+    monkeypatch.setattr(environment, "default_device", lambda: None)
     done = sweep(*SHAPE, "--devices", "0")
     assert done.exit_code == 2
     assert "no GPU was found" in words(done.output)
@@ -275,8 +269,7 @@ def test_a_gpu_that_is_not_there_is_a_usage_error(monkeypatch: pytest.MonkeyPatc
 # ---- devices ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_equal_devices_share_and_other_kinds_run_everything(double, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(monkeypatch, ("cuda", 0), ("cuda", 1))
+def test_equal_devices_share_and_other_kinds_run_everything(double, gpus, tmp_path) -> None:
     log, out = tmp_path / "log", tmp_path / "s.json"
     double(log=str(log), seconds=0.2)
     done = sweep(*SHAPE, "--dtype", "float32", "--devices", "cuda:0,cuda:1,cpu", "--json", str(out))
