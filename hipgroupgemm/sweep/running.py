@@ -93,15 +93,15 @@ class _Device:
     """A device, its process, and what it is."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.kind = name, ""
+        self.name, self.kind, self.ended = name, "", False
         self.identity: dict[str, Any] = {}
         self.process: Worker | None = None
 
     def start(self) -> str:
         """Starts a process anew, so that nothing of a failure is left in it; returns "", or why the device is of no use."""
-        self.stop()
+        if self.process is not None:
+            self.process.kill()
         try:
-            self.process = Worker(f"sweep {self.name}")
             self.identity = self.call("device_identity", deadlines=_START)
         except WorkerTimedOut as error:
             return f"its driver has not answered within {error.seconds:.0f} s"
@@ -111,12 +111,14 @@ class _Device:
         return ""
 
     def call(self, function: str, *arguments: Any, **settings: Any) -> Any:
-        """Calls a function of `workers` there."""
-        assert self.process is not None
+        """Calls a function of `workers` there. A process that had nothing to do for a while has ended; a new one takes its place."""
+        if self.process is None or not (self.ended or self.process.alive()):
+            self.process = Worker(f"sweep {self.name}")
         return self.process.call(f"{WORKERS}:{function}", self.name, *arguments, **settings)
 
-    def stop(self) -> None:
+    def end(self) -> None:
         """Ends the process and what it has started."""
+        self.ended = True
         if self.process is not None:
             self.process.kill()
 
@@ -153,7 +155,7 @@ class _Run:
         finally:
             self.stopped = True
             for device in everyone:
-                device.stop()
+                device.end()
             pool.shutdown()
             if self.file is not None:
                 self.file.close()
@@ -225,7 +227,9 @@ class _Run:
             except Exception as error:  # the process is gone, or what it found can't be sent
                 record = Record(job, device.name, device.identity, "failed", str(error))
             self._keep(record, device, shown)
-            gone = device.start() if record.status == "failed" and not self.stopped else ""
+            if self.stopped:
+                return
+            gone = device.start() if record.status == "failed" else ""
         with self.lock:
             self.devices.remove(device)
             self.warnings.append(f"{device.name} is gone ({gone}); the sweep went on without it")
