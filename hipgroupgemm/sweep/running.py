@@ -40,12 +40,8 @@ _START = {"start": 300.0, "run": 300.0}
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """Where results go.
-
-    Attributes:
-        json: the sweep's file, kept up to date while it runs; `overwrite` lets it replace what is there. csv: a line a candidate.
-        plots: pictures. store: whether results go to the tuning store.
-    """
+    """Where results go: json is the sweep's file, which `overwrite` lets replace what is there; csv has a line per candidate; plots are
+    pictures; store: whether results go to the tuning store."""
 
     json: Path | None = None
     csv: Path | None = None
