@@ -35,7 +35,7 @@ from hipgroupgemm.version import __version__
 __all__ = ["BackendState", "Finding", "Machine", "Report", "StoreState", "doctor", "examine", "gfx_name", "print_report", "store_state"]
 
 _TARGET = re.compile(r"gfx(?:[0-9a-f]{3,4})(?![0-9a-f])")
-_CUPY_ROCM = "pip install 'hipgroupgemm[rocm7]' (ROCm 7) or 'hipgroupgemm[rocm6]'"
+_CUPY_ROCM = "pip install 'hipgroupgemm[rocm7]' (ROCm 7) or 'hipgroupgemm[rocm6]' (which has no CuPy)"
 _CUPY_CUDA = "pip install 'hipgroupgemm[cuda]' (CUDA 13) or 'hipgroupgemm[cuda12]'"
 
 
