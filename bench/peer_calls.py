@@ -1,74 +1,92 @@
-"""The contenders of `bench/peers.py`: this package's default and best algorithm, and other ways to a grouped GEMM, on torch tensors."""
+"""The contenders of `bench/peers.py` on the operands of a harness: this package's algorithms, and other ways to a grouped GEMM in torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import math
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-import hipgroupgemm as hgg
-from hipgroupgemm.measure.workloads import MoEShape, RaggedDotClass
+from hipgroupgemm.backends import get_backend
+from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Executable
+from hipgroupgemm.measure.base import Harness
+from hipgroupgemm.measure.timer import Timed, time_rounds
+from hipgroupgemm.measure.verify import SizeSet, Verifier
+from hipgroupgemm.measure.workloads import MoEShape, RaggedDotClass, config_of
+from hipgroupgemm.operands.dlpack import export_capsule
+from hipgroupgemm.operands.views import ArrayView
 
 PADDED_BYTES = 24e9
 LOOP_GROUPS = 64
 JAX_BYTES = 2e8
 
 
+class Contender(Timed):
+    """Who takes part: an executable, and what its check said."""
+
+    def __init__(self, name: str, executable: Executable, algorithm: str = "") -> None:
+        super().__init__()
+        self.name, self.executable, self.algorithm, self.error, self.fault = name, executable, algorithm, 0.0, ""
+
+
+class Call(Executable):
+    """A function on torch tensors as an executable, on a harness's stream. In its checked runs the result is copied to out."""
+
+    def __init__(self, cell: Cell, call: Callable[[], Any], convert: Callable[[Any], Any]) -> None:
+        self.cell, self.call, self.convert, self.copies = cell, call, convert, True
+
+    def execute(self, arguments: Arguments) -> None:
+        """Calls it."""
+        with torch.cuda.stream(self.cell.stream):
+            result = self.call()
+            if self.copies:
+                self.cell.out.copy_(self.convert(result))
+
+    def explain(self) -> str:
+        """What it is."""
+        return "a function on torch tensors"
+
+
+def tensor(view: ArrayView) -> Any:
+    """A torch tensor over a harness's memory."""
+    return torch.from_dlpack(export_capsule(view, versioned=False, keep=view.owner))
+
+
 @dataclasses.dataclass
 class Cell:
-    """One problem on the device: bf16 operands, group sizes, and how to look at a result.
+    """One problem on the device: bf16 operands, group sizes, and how a result is checked.
 
     Attributes:
-        dist, shape, kind: the distribution's name, the shape and the ragged-dot class.
-        sizes: host group sizes. lhs, rhs, sizes_device, offs, out: on the device.
+        harness: where. dist, shape, kind: the distribution's name, the shape and the ragged-dot class.
+        sizes: host group sizes. lhs, rhs, sizes_device, offs, out: tensors on the device; weights: rhs as (E, k, n).
     """
 
+    harness: Harness
     dist: str
     shape: MoEShape
     kind: RaggedDotClass
     sizes: np.ndarray[Any, Any]
 
     def __post_init__(self) -> None:
-        shapes = self.kind.shapes(self.shape)
-        # weights scaled so that results stay near 1, whatever is summed
-        self.lhs, self.rhs = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes[:2])
-        self.out = torch.empty(shapes[2], device="cuda", dtype=torch.bfloat16)
-        self.sizes_device = torch.tensor(self.sizes, device="cuda")
+        self.config = config_of(self.kind, self.shape, "bfloat16")
+        self.verifier = Verifier(self.harness, self.config, [SizeSet(f"{self.dist} sizes", self.sizes)], copies=1, watch=False)
+        self.verifier.use(0, timing=True)
+        self.stream = torch.cuda.ExternalStream(self.harness.stream)
+        self.slabs, self.transposed = self.kind.name.startswith("wgrad"), self.kind.name.startswith("dgrad")
+        lhs, rhs, out = (tensor(self.harness.view(self.verifier.operands[0], name)) for name in ("lhs", "rhs", "out"))
+        if self.slabs:
+            self.lhs, self.weights, self.rhs, self.out = lhs[0, 0].t(), None, rhs[0, 0], out[:, 0]
+        else:
+            self.lhs, self.weights, self.out = lhs[0, 0], rhs[:, 0], out[0, 0]
+            self.rhs = self.weights.transpose(1, 2) if self.transposed else self.weights
+        self.sizes_device = tensor(self.verifier.inputs.sizes)
         self.offs = torch.cumsum(self.sizes_device, 0).to(torch.int32)
-        self.slabs = self.kind.name.startswith("wgrad")
-        self.transposed = self.kind.name.startswith("dgrad")
-
-    @property
-    def weights(self) -> Any:
-        """rhs as (E, k, n), a view."""
-        return self.rhs.transpose(1, 2) if self.transposed else self.rhs
-
-    def error(self, result: Any) -> float:
-        """Relative Frobenius error against float32 products of the largest, first and last non-empty group; NaN counts as infinite."""
-        ends = np.cumsum(self.sizes)
-        used = np.flatnonzero(self.sizes)
-        if not used.size:
-            return 0.0
-        worst = 0.0
-        for group in {int(np.argmax(self.sizes)), int(used[0]), int(used[-1])}:
-            rows = slice(int(ends[group] - self.sizes[group]), int(ends[group]))
-            if self.slabs:
-                exact, got = self.lhs[rows].float().t() @ self.rhs[rows].float(), result[group]
-            else:
-                exact, got = self.lhs[rows].float() @ self.weights[group].float(), result[rows]
-            error = float((got.float() - exact).norm() / exact.norm())
-            worst = max(worst, float("inf") if math.isnan(error) else error)
-        empty = np.flatnonzero(self.sizes == 0)
-        if self.slabs and empty.size and bool((result[int(empty[0])] != 0).any()):
-            return float("inf")
-        return worst
+        torch.cuda.synchronize()
 
     def floor_ms(self, flops: float, bandwidth: float) -> float:
         """The least possible time (PEERS: weights of empty groups count in weight gradients only)."""
@@ -76,39 +94,42 @@ class Cell:
         used = e if self.slabs else int((self.sizes > 0).sum())
         return max(2 * m * k * n / flops, 2 * (m * k + m * n + used * k * n) / bandwidth) * 1e3
 
+    def check(self, contender: Contender) -> bool:
+        """Runs a contender on a poisoned out and checks the result; whether it is right."""
+        outcome = self.verifier.check(0, lambda: contender.executable)
+        contender.error, contender.fault = float("inf") if outcome.error is None else outcome.error, outcome.reason
+        if isinstance(contender.executable, Call):
+            contender.executable.copies = False
+        return not outcome.verdict
 
-class Ours:
-    """This package's plan for a cell; `call` launches one algorithm."""
+    def time(self, contenders: Sequence[Contender], milliseconds: float, least: int, most: int) -> None:
+        """Times contenders in the product's rounds, as many as fit about so many milliseconds each."""
 
-    def __init__(self, cell: Cell) -> None:
-        self.cell = cell
-        self._config = hgg.config_for_ragged_dot(cell.lhs, cell.rhs, cell.sizes_device, cell.kind.dimension_numbers, out=cell.out)
-        self._plans: list[hgg.GroupedMatmulPlan] = []
-        self.algorithms = self._plan().get_algorithms()
+        def once(contender: Contender, number: int) -> float | None:
+            return self.verifier.time(0, number, lambda: contender.executable).ms
 
-    def _plan(self) -> hgg.GroupedMatmulPlan:
-        self._plans.append(hgg.GroupedMatmulPlan(self._config, "triton", "cuda:0", use_store=False))
-        return self._plans[-1]
+        time_rounds(contenders, once, rounds=(least, most), seconds=milliseconds * len(contenders) / 1e3)
 
-    def call(self, algorithm: Any) -> Callable[[], Any]:
-        """A call of one algorithm; earlier ones stay valid."""
-        plan, cell = self._plan(), self.cell
-        plan.set_algorithm(algorithm)
-        return lambda: plan.execute(cell.lhs, cell.rhs, cell.sizes_device, out=cell.out)
+    def ours(self, most: int | None = None, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[Contender]:
+        """This package's algorithms that are wanted by name, the best guess first, prepared."""
+        backend, key, device = get_backend("triton"), self.config.key(), self.harness.device
+        limits = AlgorithmLimits() if most is None else AlgorithmLimits(max_algorithm_count=most)
+        for algorithm in backend.algorithms(key, device, limits):
+            if wanted(algorithm.name):
+                yield Contender(algorithm.name, backend.prepare(key, device, algorithm, self.harness.stream), algorithm.name)
 
     def close(self) -> None:
-        """Frees what the calls hold."""
-        for plan in self._plans:
-            plan.close()
+        """Frees the operands."""
+        self.verifier.close()
 
 
-def peers_of(cell: Cell, wanted: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
-    """(name, call, result as ours) of the contenders that can run a cell."""
+def peers_of(cell: Cell, wanted: tuple[str, ...]) -> Iterator[Contender]:
+    """The contenders that can run a cell."""
     for name in wanted:
-        maker = _MAKERS.get(name)
-        made = maker(cell) if maker is not None else None
+        with torch.cuda.stream(cell.stream):
+            made = _MAKERS[name](cell)
         if made is not None:
-            yield (name, *made)
+            yield Contender(name, Call(cell, *made))
 
 
 def _same(result: Any) -> Any:

@@ -1,9 +1,9 @@
 """The Triton backend beside other grouped GEMMs on one NVIDIA GPU: balanced, skewed and decode shapes, in one process, interleaved.
 
 Prints floor, time, fraction of the floor, ratio to the best peer and error of every cell; writes a CSV and two plots. The floor of a
-cell is max(2 M K N / FLOPS, least bytes / BANDWIDTH), ceilings measured on one H200 (see NOTES.md). Times are medians of device time
-by events around each call, the L2 cache overwritten before each; contenders take turns, so that drift hits all alike. Calls whose
-host time is longer than the overwriting are charged for it: JAX, tokamax and the loop.
+cell is max(2 M K N / FLOPS, least bytes / BANDWIDTH), rates measured on one H200 (see NOTES.md). Operands, checks and times are those of
+the product's own harness and timer: medians of device time by events around each call, the caches read empty before each; contenders
+take turns, so that drift hits all alike. Calls whose host time is longer than that reading are charged for it: JAX, tokamax and the loop.
 
     python bench/peers.py [--csv FILE] [--plots DIRECTORY] [--seconds N] [--dist balanced] [--peer torch_grouped_mm]
         [--shape M,K,N,E]
@@ -20,14 +20,15 @@ import importlib.metadata
 import math
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hipgroupgemm.measure.distributions import group_sizes_of
-from hipgroupgemm.measure.workloads import CLASSES, SUITES, MoEShape
+from hipgroupgemm.measure.harness import harness_for
+from hipgroupgemm.measure.timer import leader_of
+from hipgroupgemm.measure.workloads import CLASSES, SUITES, MoEShape, config_of, geometric_mean
 
 FLOPS, BANDWIDTH = 788e12, 4.29e12
 SKEWED = ((6400, 2048, 512, 512), (10240, 2048, 768, 128), (10240, 2880, 2880, 128), (20480, 4096, 1536, 128), (15360, 6144, 20480, 32))
@@ -36,7 +37,6 @@ COLUMNS = ("dist", "M", "K", "N", "E", "class", "peer", "ms", "floor_ms", "fract
 PEERS = ("torch_grouped_mm", "loop_cublas", "bmm_dense", "padded_batch", "jax", "quack", "tokamax")
 NO_PEERS = ("bmm_dense", "padded_batch")  # not ragged, so they count as no peer
 DEFAULT, BEST = "hipgroupgemm-default", "hipgroupgemm-best"
-LARGEST_ERROR = 8e-3
 LOST = 1.01  # a peer has to be more than this much faster
 SHORTLIST = 9
 
@@ -63,16 +63,13 @@ def sizes_of(dist: str, shape: MoEShape) -> np.ndarray[Any, Any]:
 
 def specs_for(shape: MoEShape, kind: str, most: float = SHORTLIST) -> list[tuple[Any, Any]]:
     """(algorithm, what it compiles to) of a cell, the best guess first."""
-    import hipgroupgemm as hgg
     from hipgroupgemm.backends import get_backend
     from hipgroupgemm.backends.triton.defaults import ordered
     from hipgroupgemm.backends.triton.specs import spec_of
-    from hipgroupgemm.operands.arrays import ArraySpec
     from hipgroupgemm.operands.views import Device
 
     properties = get_backend("triton").properties(Device("cuda", 0))
-    lhs, rhs, _ = (ArraySpec(extents, "bfloat16") for extents in CLASSES[kind].shapes(shape))
-    key = hgg.config_for_ragged_dot(lhs, rhs, ArraySpec((shape.e,), "int32"), CLASSES[kind].dimension_numbers).key()
+    key = config_of(CLASSES[kind], shape, "bfloat16").key()
     found = [kernel for place, (_, kernel) in enumerate(ordered(key, properties)) if place < most]
     return [(kernel, spec_of(kernel, key, properties)) for kernel in found]
 
@@ -89,47 +86,6 @@ def compile_ahead(specs: list[Any]) -> None:
     print(f"compiled {len(specs)} kernels in {time.perf_counter() - began:.1f} s, {left} left", flush=True)
 
 
-# ---- timing --------------------------------------------------------------------------------------------------------------------
-
-
-class Clock:
-    """Device time of calls that take turns, the L2 cache overwritten before each."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self.torch = torch
-        self.flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
-
-    def _events(self) -> tuple[Any, Any]:
-        return self.torch.cuda.Event(enable_timing=True), self.torch.cuda.Event(enable_timing=True)
-
-    def medians(self, calls: list[Callable[[], Any]], milliseconds: float, least: int = 5, most: int = 30) -> list[float]:
-        """Medians in ms, of as many rounds as fit into about `milliseconds` a call."""
-        torch = self.torch
-        for call in calls:
-            call()
-        first = [self._events() for _ in calls]
-        for call, (start, end) in zip(calls, first, strict=True):
-            start.record()
-            call()
-            end.record()
-        torch.cuda.synchronize()
-        longest = max(start.elapsed_time(end) for start, end in first)
-        rounds = int(min(most, max(least, milliseconds / (longest + 0.1))))
-        events: list[list[tuple[Any, Any]]] = [[] for _ in calls]
-        for _ in range(rounds):
-            for call, mine in zip(calls, events, strict=True):
-                pair = self._events()
-                self.flush.zero_()
-                pair[0].record()
-                call()
-                pair[1].record()
-                mine.append(pair)
-        torch.cuda.synchronize()
-        return [float(np.median([start.elapsed_time(end) for start, end in mine])) for mine in events]
-
-
 @dataclasses.dataclass
 class Row:
     """One contender in one cell."""
@@ -142,6 +98,7 @@ class Row:
     floor_ms: float
     error: float
     algorithm: str = ""
+    fault: str = ""
 
     @property
     def fraction(self) -> float:
@@ -154,57 +111,54 @@ class Row:
         return [*where, f"{self.ms:.4f}", f"{self.floor_ms:.4f}", f"{self.fraction:.3f}", f"{self.error:.1e}"]
 
 
-def run_cell(dist: str, shape: MoEShape, kind: str, clock: Clock, peers: tuple[str, ...]) -> list[Row]:
+def run_cell(dist: str, shape: MoEShape, kind: str, harness: Any, peers: tuple[str, ...]) -> list[Row]:
     """All contenders of a cell."""
     import torch
-    from peer_calls import Cell, Ours, peers_of
+    from peer_calls import Cell, peers_of
 
-    cell = Cell(dist, shape, CLASSES[kind], sizes_of(dist, shape))
-    floor = cell.floor_ms(FLOPS, BANDWIDTH)
-    ours = Ours(cell)
-    found: list[tuple[str, str, Callable[[], Any], float]] = []
-    tried = []
-    for algorithm in ours.algorithms[:SHORTLIST]:
-        call = ours.call(algorithm)
-        cell.out.fill_(float("nan"))
-        error = cell.error(call())
-        if error < LARGEST_ERROR:
-            tried.append((algorithm.name, call, error))
-        else:
-            print(f"WRONG {dist} {shape.extents} {kind} {algorithm.name}: error {error:.1e}", flush=True)
-    if not tried:
-        raise RuntimeError(f"{dist} {shape.extents} {kind}: no algorithm of this package is right")
-    screened = clock.medians([call for _, call, _ in tried], 8.0, least=4, most=12)
-    best = min(range(len(tried)), key=lambda i: screened[i])
-    found.append((DEFAULT, tried[0][0], tried[0][1], tried[0][2]))
-    found.append((BEST, tried[best][0], tried[best][1], tried[best][2]))
-    for name, call, convert in peers_of(cell, peers):
-        try:
-            found.append((name, "", call, cell.error(convert(call()))))
-        except Exception as failed:  # a peer's own business
-            print(f"# {name} {dist} {shape.extents} {kind}: {type(failed).__name__}: {str(failed)[:120]}", flush=True)
-            torch.cuda.empty_cache()
-    times = clock.medians([call for *_, call, _ in found], 15.0)
-    rows = [Row(dist, shape, kind, name, ms, floor, error, which) for (name, which, _, error), ms in zip(found, times, strict=True)]
-    if rows[0].ms < rows[1].ms:  # by chance: the default is one of those that best is the best of
-        rows[1] = dataclasses.replace(rows[0], peer=BEST)
-    ours.close()
-    return rows
+    cell = Cell(harness, dist, shape, CLASSES[kind], sizes_of(dist, shape))
+    floor, ours = cell.floor_ms(FLOPS, BANDWIDTH), list(cell.ours(SHORTLIST))
+    try:
+        right = [contender for contender in ours if cell.check(contender)]
+        for contender in ours:
+            if contender.fault:
+                print(f"WRONG {dist} {shape.extents} {kind} {contender.name}: {contender.fault}", flush=True)
+        if not right:
+            raise RuntimeError(f"{dist} {shape.extents} {kind}: no algorithm of this package is right")
+        cell.time(right, 8.0, 4, 12)
+        best = leader_of(right)
+        found = [(DEFAULT, right[0]), (BEST, best)]
+        for peer in peers_of(cell, peers):
+            try:
+                cell.check(peer)
+                if peer.fault:
+                    print(f"# WRONG {peer.name} {dist} {shape.extents} {kind}: {peer.fault}", flush=True)
+                found.append((peer.name, peer))
+            except Exception as failed:  # a peer's own business
+                print(f"# {peer.name} {dist} {shape.extents} {kind}: {type(failed).__name__}: {str(failed)[:120]}", flush=True)
+                torch.cuda.empty_cache()
+        timed = list(dict.fromkeys(contender for _, contender in found))  # the default may be the best
+        for contender in timed:
+            contender.times.clear()
+        cell.time(timed, 15.0, 5, 30)
+        rows = [Row(dist, shape, kind, name, one.median, floor, one.error, one.algorithm, one.fault) for name, one in found]
+        if rows[0].ms < rows[1].ms:  # by chance: the default is one of those that best is the best of
+            rows[1] = dataclasses.replace(rows[0], peer=BEST)
+        return rows
+    finally:
+        for contender in ours:
+            contender.executable.close()
+        cell.close()
 
 
 # ---- what comes out ------------------------------------------------------------------------------------------------------------
-
-
-def geometric(values: list[float]) -> float:
-    """Geometric mean; NaN of nothing."""
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
 def rivals(rows: list[Row]) -> dict[tuple[Any, ...], Row]:
     """The fastest right peer of each cell."""
     best: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        if row.peer not in (DEFAULT, BEST, *NO_PEERS) and row.error < LARGEST_ERROR:
+        if row.peer not in (DEFAULT, BEST, *NO_PEERS) and not row.fault:
             key = (row.dist, row.shape.extents, row.kind)
             if key not in best or row.ms < best[key].ms:
                 best[key] = row
@@ -219,9 +173,9 @@ def summary(rows: list[Row]) -> None:
         names = list(dict.fromkeys(row.peer for row in rows if row.dist == dist))
         for name in names:
             mine = [row for row in rows if row.dist == dist and row.peer == name]
-            parts = [f"{geometric([row.fraction for row in mine]):.3f} ({len(mine)})"]
+            parts = [f"{geometric_mean([row.fraction for row in mine]):.3f} ({len(mine)})"]
             for prefix in ("fwd", "dgrad", "wgrad"):
-                parts.append(f"{prefix} {geometric([row.fraction for row in mine if row.kind.startswith(prefix)]):.3f}")
+                parts.append(f"{prefix} {geometric_mean([row.fraction for row in mine if row.kind.startswith(prefix)]):.3f}")
             print(f"  {name:22s} {'  '.join(parts)}")
         for name in (DEFAULT, BEST):
             lost = []
@@ -230,46 +184,6 @@ def summary(rows: list[Row]) -> None:
                 if row.dist == dist and row.peer == name and rival is not None and row.ms > LOST * rival.ms:
                     lost.append(f"{row.shape.extents} {row.kind}: {rival.peer} {row.ms / rival.ms:.2f}x")
             print(f"  cells where a peer is more than 1 % faster than {name}: {len(lost)}", *lost, sep="\n    ")
-
-
-def host_times() -> None:
-    """Host time of a call, p50 in microseconds."""
-    import cupy
-    import ml_dtypes
-    import torch
-
-    import hipgroupgemm as hgg
-
-    rng = np.random.default_rng()
-    m, k, n, e = 2560, 512, 256, 32
-    lhs, rhs = (cupy.asarray(rng.standard_normal(s).astype(ml_dtypes.bfloat16)) for s in ((m, k), (e, k, n)))
-    sizes, out = cupy.asarray(np.full(e, m // e, np.int32)), cupy.empty((m, n), ml_dtypes.bfloat16)
-    plan = hgg.GroupedMatmulPlan(hgg.config_for_ragged_dot(lhs, rhs, sizes, out=out), "triton", "cuda:0", use_store=False)
-    untuned = {"backend": "triton", "use_store": False}
-    a, b = (torch.from_dlpack(x.view(cupy.int16)).view(torch.bfloat16) for x in (lhs, rhs))
-    offs = torch.cumsum(torch.from_dlpack(sizes), 0).to(torch.int32)
-    calls = {
-        "plan.execute(out=), CuPy": lambda: plan.execute(lhs, rhs, sizes, out=out),
-        "plan.execute, CuPy": lambda: plan.execute(lhs, rhs, sizes),
-        "ragged_dot(out=), CuPy": lambda: hgg.ragged_dot(lhs, rhs, sizes, out=out, **untuned),
-        "ragged_dot, CuPy": lambda: hgg.ragged_dot(lhs, rhs, sizes, **untuned),
-        "ragged_dot, torch": lambda: hgg.ragged_dot(a, b, offs=offs, **untuned),
-        "torch._grouped_mm": lambda: torch._grouped_mm(a, b, offs=offs),
-    }
-    print("\nhost time of a call, p50 of 2000, us")
-    for name, call in calls.items():
-        for _ in range(100):
-            call()
-        torch.cuda.synchronize()
-        spent = []
-        for i in range(2000):
-            began = time.perf_counter_ns()
-            call()
-            spent.append(time.perf_counter_ns() - began)
-            if i % 100 == 99:
-                torch.cuda.synchronize()
-        print(f"  {name:28s} {np.percentile(spent, 50) / 1e3:.1f}", flush=True)
-    plan.close()
 
 
 def plot(rows: list[Row], dist: str, path: Path, note: str) -> None:
@@ -282,7 +196,7 @@ def plot(rows: list[Row], dist: str, path: Path, note: str) -> None:
     best = rivals(rows)
     mine = [row for row in rows if row.dist == dist and row.peer == BEST]
     default = {(row.shape.extents, row.kind): row.fraction for row in rows if row.dist == dist and row.peer == DEFAULT}
-    figure, axes = plt.subplots(3, 1, figsize=(12, 10), sharey=True)
+    figure, axes = plt.subplots(3, 1, figsize=(12, 10), sharey=True, layout="constrained")
     for axis, prefix in zip(axes, ("fwd", "dgrad", "wgrad"), strict=True):
         part = [row for row in mine if row.kind.startswith(prefix)]
         at = np.arange(len(part))
@@ -293,9 +207,9 @@ def plot(rows: list[Row], dist: str, path: Path, note: str) -> None:
         axis.set_xticks(at, [f"{'x'.join(map(str, row.shape.extents))}\n{row.kind}" for row in part], rotation=60, ha="right", fontsize=6)
         axis.set_ylabel("fraction of the floor")
         axis.axhline(1, color="grey", lw=0.5)
-    axes[0].legend()
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)  # over no bar
     axes[0].set_title(f"{dist} group sizes, bf16. {note}", fontsize=9)
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
@@ -324,15 +238,15 @@ def main() -> int:
     note = f"{torch.cuda.get_device_name()}, {datetime.date.today()}, {', '.join(versions)}"
     print(note, flush=True)
     options.csv.parent.mkdir(parents=True, exist_ok=True)
-    clock, rows = Clock(), []
-    with options.csv.open("w", newline="", encoding="utf-8") as file:
+    rows: list[Row] = []
+    with harness_for("cuda:0") as harness, options.csv.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for dist, shape, kind in cells:
             if time.monotonic() - began > options.seconds:
                 print(f"# time is up at {dist} {shape.extents} {kind}", flush=True)
                 break
-            found = run_cell(dist, shape, kind, clock, tuple(options.peer or PEERS))
+            found = run_cell(dist, shape, kind, harness, tuple(options.peer or PEERS))
             writer.writerows(row.cells() for row in found)
             file.flush()
             rows += found
@@ -346,7 +260,6 @@ def main() -> int:
             gc.collect()
             torch.cuda.empty_cache()
     summary(rows)
-    host_times()
     if _installed("matplotlib"):
         folder = options.plots or options.csv.parent
         for dist in ("balanced", "zipf"):

@@ -41,9 +41,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
+    from ratios import measure_ratios
+
     from hipgroupgemm.benchmark.command import Request, measure, plot_note, print_machine
     from hipgroupgemm.benchmark.plots import plot_floor, plot_speedup
-    from hipgroupgemm.benchmark.ratios import measure_ratios
     from hipgroupgemm.benchmark.table import print_rows, write_csv, write_json
     from hipgroupgemm.measure.text import stdout_console
     from hipgroupgemm.measure.workloads import CLASSES, PRESETS, presets_of

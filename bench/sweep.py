@@ -18,6 +18,7 @@ from typing import Any
 
 import peers
 
+from hipgroupgemm.measure.harness import harness_for
 from hipgroupgemm.measure.workloads import CLASSES
 
 COLUMNS = ("dist", "M", "K", "N", "E", "class", "algorithm", "ms", "fraction", "error")
@@ -33,27 +34,27 @@ def compile_all(cells: list[Any], only: list[str]) -> None:
     peers.compile_ahead(specs)
 
 
-def sweep_cell(dist: str, shape: Any, kind: str, clock: Any, options: Any) -> list[tuple[Any, ...]]:
-    """(algorithm, ms, fraction, error) of all, the quickest first."""
-    from peer_calls import Cell, Ours
+def sweep_cell(dist: str, shape: Any, kind: str, harness: Any, options: Any) -> list[tuple[Any, ...]]:
+    """(algorithm, ms, fraction, error) of all that are right, the quickest first."""
+    from peer_calls import Cell
 
-    cell = Cell(dist, shape, CLASSES[kind], peers.sizes_of(dist, shape))
-    floor = cell.floor_ms(peers.FLOPS, peers.BANDWIDTH)
-    ours = Ours(cell)
-    calls = []
-    for algorithm in ours.algorithms:
-        if not algorithm.name.startswith("tma") or (options.only and not any(part in algorithm.name for part in options.only)):
-            continue
-        run = ours.call(algorithm)
-        cell.out.fill_(float("nan"))
-        error = cell.error(run())
-        if not error < peers.LARGEST_ERROR:
-            print(f"WRONG {dist} {shape.extents} {kind} {algorithm.name}: error {error:.1e}", flush=True)
-            continue
-        calls.append((algorithm.name, run, error))
-    times = clock.medians([run for _, run, _ in calls], options.budget, least=4, most=9)
-    ours.close()
-    return sorted(((name, ms, floor / ms, error) for (name, _, error), ms in zip(calls, times, strict=True)), key=lambda row: row[1])
+    cell = Cell(harness, dist, shape, CLASSES[kind], peers.sizes_of(dist, shape))
+    floor, right = cell.floor_ms(peers.FLOPS, peers.BANDWIDTH), []
+
+    def wanted(name: str) -> bool:
+        return name.startswith("tma") and (not options.only or any(part in name for part in options.only))
+
+    for one in cell.ours(wanted=wanted):
+        if cell.check(one):
+            right.append(one)
+        else:
+            one.executable.close()
+            print(f"WRONG {dist} {shape.extents} {kind} {one.name}: {one.fault}", flush=True)
+    cell.time(right, options.budget, 4, 9)
+    for one in right:
+        one.executable.close()
+    cell.close()
+    return sorted(((one.name, one.median, floor / one.median, one.error) for one in right), key=lambda row: row[1])
 
 
 def main() -> int:
@@ -77,16 +78,15 @@ def main() -> int:
 
     import torch
 
-    clock = peers.Clock()
     options.csv.parent.mkdir(parents=True, exist_ok=True)
-    with options.csv.open("w", newline="", encoding="utf-8") as file:
+    with harness_for("cuda:0") as harness, options.csv.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for dist, shape, kind in cells:
             if time.monotonic() - began > options.seconds:
                 print(f"# time is up at {dist} {shape.extents} {kind}", flush=True)
                 break
-            rows = sweep_cell(dist, shape, kind, clock, options)
+            rows = sweep_cell(dist, shape, kind, harness, options)
             for name, ms, fraction, error in rows:
                 writer.writerow((dist, *shape.extents, kind, name, f"{ms:.4f}", f"{fraction:.3f}", f"{error:.1e}"))
             file.flush()

@@ -1,7 +1,6 @@
 """How fast an NVIDIA GPU takes 1 GiB of writes, by pattern: what bounds a weight gradient, whose output is most of its traffic.
 
-Every pattern writes all of a matrix of 2^19 rows of 1024 bf16 (2 KiB), random bits, once. Times as in `peers.py`: events around one
-launch, the L2 cache overwritten before.
+Every pattern writes all of a matrix of 2^19 rows of 1024 bf16 (2 KiB), random bits, once. Times by the harness, as in `peers.py`.
 
     python bench/write_rates.py
 """
@@ -12,6 +11,9 @@ import sys
 from typing import Any
 
 import numpy as np
+
+from hipgroupgemm.measure.harness import harness_for
+from hipgroupgemm.measure.timer import Timed, time_rounds
 
 SOURCE = r"""
 typedef unsigned long long u64; typedef unsigned int u32;
@@ -81,8 +83,9 @@ ROWS, PITCH = 1 << 19, 2048
 def main() -> int:
     import cupy
     import torch
-    from peers import Clock
 
+    harness = harness_for("cuda:0")
+    stream = cupy.cuda.ExternalStream(harness.stream)
     module = cupy.RawModule(code=SOURCE, options=("-std=c++17", "-arch=sm_90"), backend="nvrtc")
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     out = torch.empty(ROWS * PITCH, dtype=torch.int8, device="cuda")
@@ -96,7 +99,7 @@ def main() -> int:
         arguments = (out.data_ptr(), np.int32(ROWS), np.int32(PITCH), np.int32(window))
 
         def call() -> None:
-            function((blocks * multiprocessors,), (threads,), arguments, shared_mem=shared, stream=cupy.cuda.ExternalStream(0))
+            function((blocks * multiprocessors,), (threads,), arguments, shared_mem=shared, stream=stream)
 
         calls[name] = call
 
@@ -113,8 +116,18 @@ def main() -> int:
     add("plain_128x512, window 1, 2 blocks", "plain_128x512", 2, 256, 1)
     for piece in (512, 2048, 16384):
         add(f"bulk copies of {piece}", "bulk", 1, 128, piece, 65536)
-    times = Clock().medians(list(calls.values()), 8.0, least=8, most=15)
-    for name, ms in zip(calls, times, strict=True):
+    torch.cuda.synchronize()
+    entries = {name: Timed() for name in calls}
+    names = {id(entry): name for name, entry in entries.items()}
+
+    def once(entry: Timed, number: int) -> float:
+        harness.flush()
+        return harness.time(calls[names[id(entry)]])
+
+    with torch.cuda.stream(torch.cuda.ExternalStream(harness.stream)):
+        time_rounds(list(entries.values()), once, rounds=(9, 16))
+    for name, entry in entries.items():
+        ms = entry.median
         print(f"{name:38s} {ms * 1e3:7.1f} us  {ROWS * PITCH / ms / 1e9:5.2f} TB/s")
     return 0
 

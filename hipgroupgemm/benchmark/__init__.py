@@ -1,5 +1,4 @@
 """The micro-benchmark of ragged dots: backends and padded baselines side by side, each result checked.
 
-`hipgroupgemm bench` and `bench/run.py` are its front ends. The modules know no array library by name but `labs`, and no model but
-through `hipgroupgemm.workloads`.
+`hipgroupgemm bench` and `bench/run.py` are its front ends. It stands on `measure`: the harness, the check, the timer, the workloads.
 """

@@ -38,7 +38,12 @@ class _LazyGroup(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, _, function = _COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), function)
+        try:
+            command: click.Command = getattr(importlib.import_module(module), function)
+        except ModuleNotFoundError as error:
+            if str(error.name).startswith("hipgroupgemm"):
+                raise
+            raise click.ClickException(f"{cmd_name} needs {error.name}, which is not installed: pip install {error.name}") from error
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

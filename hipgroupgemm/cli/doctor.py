@@ -35,7 +35,7 @@ from hipgroupgemm.version import __version__
 __all__ = ["BackendState", "Finding", "Machine", "Report", "StoreState", "doctor", "examine", "gfx_name", "print_report", "store_state"]
 
 _TARGET = re.compile(r"gfx(?:[0-9a-f]{3,4})(?![0-9a-f])")
-_CUPY_ROCM = "pip install 'hipgroupgemm[rocm7]' (ROCm 7) or 'hipgroupgemm[rocm6]'"
+_CUPY_ROCM = "pip install 'hipgroupgemm[rocm7]' (ROCm 7) or 'hipgroupgemm[rocm6]' (which has no CuPy)"
 _CUPY_CUDA = "pip install 'hipgroupgemm[cuda]' (CUDA 13) or 'hipgroupgemm[cuda12]'"
 
 
@@ -236,35 +236,30 @@ def _number_in_name(path: Path) -> str:
     return path.name.partition(".so.")[2]
 
 
+def _either(area: str, name: str, there: object, version: str, where: object, absent: str, remedy: str) -> Finding:
+    return Finding(area, name, True, version, str(where)) if there else Finding(area, name, False, "", absent, remedy)
+
+
 def _rocm_findings(machine: Machine, targets: Sequence[str]) -> Iterator[Finding]:
     dirs = _library_dirs(machine)
     wanted = "" if targets else "only needed for AMD GPUs: "
-    hip = _libraries(dirs, "libamdhip64")
-    if hip:
-        prefix = hip[0].parent.parent
-        release = machine.read(prefix / ".info" / "version").strip()
-        yield Finding("ROCm", "HIP runtime", True, _hip_version(machine, hip[0]) or release or _number_in_name(hip[0]), str(hip[0]))
-    else:
-        remedy = (
-            f"{wanted}apt install hip-runtime-amd (AMD's repository), dnf install hip-runtime-amd, or apt install libamdhip64-dev (Debian)"
-        )
-        yield Finding("ROCm", "HIP runtime", False, "", "no libamdhip64.so", remedy)
-    blaslt = _libraries(dirs, "libhipblaslt")
-    if blaslt:
-        yield Finding("ROCm", "hipBLASLt", True, _number_in_name(blaslt[0]), str(blaslt[0]))
-    else:
-        remedy = (
-            f"{wanted}apt install hipblaslt hipblaslt-dev (AMD's repository), dnf install hipblaslt, or apt install libhipblaslt1 (Debian)"
-        )
-        yield Finding("ROCm", "hipBLASLt", False, "", "no libhipblaslt.so", remedy)
+    hip, blaslt = next(iter(_libraries(dirs, "libamdhip64")), None), _libraries(dirs, "libhipblaslt")
+    version = ""
+    if hip is not None:
+        value, release = machine.version(hip, "hipRuntimeGetVersion"), machine.read(hip.parent.parent / ".info" / "version").strip()
+        version = f"{value // 10_000_000}.{value // 100_000 % 100}.{value % 100_000}" if value else release or _number_in_name(hip)
+    remedy = f"{wanted}apt install hip-runtime-amd (AMD's repository), dnf install hip-runtime-amd, or apt install libamdhip64-dev (Debian)"
+    yield _either("ROCm", "HIP runtime", hip, version, hip, "no libamdhip64.so", remedy)
+    remedy = f"{wanted}apt install hipblaslt hipblaslt-dev (AMD's repository), dnf install hipblaslt, or apt install libhipblaslt1 (Debian)"
+    library = next(iter(blaslt), None)
+    version = "" if library is None else _number_in_name(library)
+    yield _either("ROCm", "hipBLASLt", blaslt, version, library, "no libhipblaslt.so", remedy)
     yield from _kernel_findings(machine, blaslt, targets)
-    shim = [path for directory in machine.package_dirs("hipgroupgemm") for path in [directory / "native" / "libhipgroupgemm.so"]]
-    if any(path.exists() for path in shim):
-        yield Finding("ROCm", "hipgroupgemm's native part", True, "", str(shim[0]))
-    else:
-        build = "pip install --force-reinstall --no-deps ."
-        remedy = f"{wanted}install hipBLASLt's headers (hipblaslt-dev) and g++, then in a checkout of hipgroupgemm: {build}"
-        yield Finding("ROCm", "hipgroupgemm's native part", False, "", "not built: the hipblaslt backend needs it", remedy)
+    shims = [directory / "native" / "libhipgroupgemm.so" for directory in machine.package_dirs("hipgroupgemm")]
+    shim = next((path for path in shims if path.exists()), None)
+    build = "pip install --force-reinstall --no-deps ."
+    remedy = f"{wanted}install hipBLASLt's headers (hipblaslt-dev) and g++, then in a checkout of hipgroupgemm: {build}"
+    yield _either("ROCm", "hipgroupgemm's native part", shim, "", shim, "not built: the hipblaslt backend needs it", remedy)
 
 
 def _kernel_findings(machine: Machine, blaslt: Sequence[Path], targets: Sequence[str]) -> Iterator[Finding]:
@@ -280,30 +275,21 @@ def _kernel_findings(machine: Machine, blaslt: Sequence[Path], targets: Sequence
     listed = ", ".join(sorted(have)) or "no target"
     for target in dict.fromkeys(targets):
         missing = [Path(path).name for path in missing_kernel_files(str(have[target]), target)] if target in have else []
-        if missing:
-            text = (
-                f"{have[target]} lacks {len(missing)} files that its catalogue lists, such as {missing[0]}: their algorithms fail when run"
-            )
-            yield Finding(
-                "ROCm", f"hipBLASLt kernels for {target}", False, "", text, "install hipblaslt again: apt install --reinstall hipblaslt"
-            )
-        elif target in have:
-            yield Finding("ROCm", f"hipBLASLt kernels for {target}", True, "", str(have[target]))
-        else:
-            remedy = (
+        text, remedy = (
+            f"there are kernels for {listed}",
+            (
                 f"install a hipBLASLt that has them: apt install hipblaslt from AMD's repository (Debian's own has none for {target}), "
                 "or name their directory in HIPBLASLT_TENSILE_LIBPATH"
-            )
-            yield Finding("ROCm", f"hipBLASLt kernels for {target}", False, "", f"there are kernels for {listed}", remedy)
-    if not targets and (blaslt or have):
-        yield Finding(
-            "ROCm", "hipBLASLt kernels", bool(have), "", f"for {listed}", "" if have else "apt install hipblaslt (AMD's repository)"
+            ),
         )
-
-
-def _hip_version(machine: Machine, path: Path) -> str:
-    value = machine.version(path, "hipRuntimeGetVersion")
-    return f"{value // 10_000_000}.{value // 100_000 % 100}.{value % 100_000}" if value else ""
+        if missing:
+            text = f"{have[target]} lacks {len(missing)} files that its catalogue lists, such as {missing[0]}: their algorithms fail"
+            remedy = "install it again: apt install --reinstall hipblaslt"
+        there = target in have and not missing
+        yield _either("ROCm", f"hipBLASLt kernels for {target}", there, "", have.get(target), text, remedy)
+    if not targets and (blaslt or have):
+        text = f"for {listed}"
+        yield _either("ROCm", "hipBLASLt kernels", have, "", text, text, "apt install hipblaslt (AMD's repository)")
 
 
 # ---- CUDA ------------------------------------------------------------------------------------------------------------------------
@@ -311,31 +297,24 @@ def _hip_version(machine: Machine, path: Path) -> str:
 
 def _cuda_findings(machine: Machine, gpu: bool) -> Iterator[Finding]:
     wanted = "" if gpu else "only needed for NVIDIA GPUs: "
-    driver = _cuda_version(machine, "libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll", "cuDriverGetVersion")
-    if driver:
-        yield Finding("CUDA", "CUDA driver", True, driver, "the newest CUDA that it serves")
-    else:
-        remedy = (
-            f"{wanted}install NVIDIA's driver (apt install nvidia-driver, dnf install nvidia-driver); in a container, run with --gpus all"
-        )
-        yield Finding("CUDA", "CUDA driver", False, "", "no libcuda.so.1", remedy)
+
+    def version(library: Path | str, function: str) -> str:
+        value = machine.version(library, function)
+        return f"{value // 1000}.{value % 1000 // 10}" if value else ""
+
+    driver = version("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll", "cuDriverGetVersion")
+    remedy = f"{wanted}install NVIDIA's driver (apt install nvidia-driver, dnf install nvidia-driver); in a container, run with --gpus all"
+    yield _either("CUDA", "CUDA driver", driver, driver, "the newest CUDA that it serves", "no libcuda.so.1", remedy)
     dirs = [machine.path(machine.environ[name]) / "lib64" for name in ("CUDA_PATH", "CUDA_HOME") if machine.environ.get(name)]
     dirs += [machine.path("/usr/local/cuda/lib64"), machine.path(f"/usr/lib/{platform.machine()}-linux-gnu")]
     for directory in machine.package_dirs("nvidia"):
         with contextlib.suppress(OSError):
             dirs += sorted(directory.glob("*/lib"))
-    runtime = _libraries(dirs, "libcudart")
-    if runtime:
-        yield Finding("CUDA", "CUDA runtime", True, _cuda_version(machine, str(runtime[0]), "cudaRuntimeGetVersion"), str(runtime[0]))
-    else:
-        major = driver.partition(".")[0]
-        package = "'cupy-cuda12x[ctk]'" if major == "12" else "'cupy-cuda13x[ctk]'"
-        yield Finding("CUDA", "CUDA runtime", False, "", "no libcudart.so", f"{wanted}pip install {package}, or install the CUDA toolkit")
-
-
-def _cuda_version(machine: Machine, library: str, function: str) -> str:
-    value = machine.version(library, function)
-    return f"{value // 1000}.{value % 1000 // 10}" if value else ""
+    runtime = next(iter(_libraries(dirs, "libcudart")), None)
+    package = "'cupy-cuda12x[ctk]'" if driver.partition(".")[0] == "12" else "'cupy-cuda13x[ctk]'"
+    remedy = f"{wanted}pip install {package}, or install the CUDA toolkit"
+    found = "" if runtime is None else version(runtime, "cudaRuntimeGetVersion")
+    yield _either("CUDA", "CUDA runtime", runtime, found, runtime, "no libcudart.so", remedy)
 
 
 # ---- Python ----------------------------------------------------------------------------------------------------------------------

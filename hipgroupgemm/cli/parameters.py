@@ -31,12 +31,11 @@ __all__ = [
     "PLOTS",
     "SCALE",
     "OutputType",
-    "ParamType",
+    "Parsed",
     "check_outputs",
     "devices_of",
     "distribution_option",
     "list_option",
-    "listed",
     "once",
     "problem_options",
     "shapes_of",
@@ -47,19 +46,7 @@ PLOTS = (".png", ".svg", ".pdf")
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
 
-def listed(kind: click.ParamType[Any] | None = None) -> Callable[[click.Context, click.Parameter, Sequence[str]], tuple[Any, ...]]:
-    """A callback for options that are given several times, or once with commas, or both; each part is converted by `kind`."""
-
-    def convert(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[Any, ...]:
-        parts = [part.strip() for value in values for part in value.split(",")]
-        if not all(parts):
-            raise click.BadParameter(f"{','.join(values)!r}: there is nothing between two commas, or at an end", context, parameter)
-        return once([kind.convert(part, parameter, context) if kind is not None else part for part in parts])
-
-    return convert
-
-
-class _Parsed(ParamType):
+class Parsed(ParamType):
     """What a function makes of a text; its ValueError or TypeError is the usage error."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
@@ -117,10 +104,10 @@ def _bytes(text: str) -> int:
     return int(number) * _UNITS[unit]
 
 
-SCALE = _Parsed("auto|DIVISOR", _scale)
+SCALE = Parsed("auto|DIVISOR", _scale)
 """Converts "auto" or a divisor."""
 
-BYTES = _Parsed("BYTES", _bytes)
+BYTES = Parsed("BYTES", _bytes)
 """Converts a number of bytes, with or without a unit, to an int."""
 
 
@@ -156,8 +143,15 @@ class OutputType(click.Path):
 
 
 def list_option(*names: str, kind: click.ParamType[Any] | None = None, **settings: Any) -> Callable[[Any], Any]:
-    """An option whose values are a list: with commas between them, or repeated."""
-    return click.option(*names, multiple=True, callback=listed(kind), **{"metavar": "NAMES", **settings})
+    """An option whose values are a list: with commas between them, or repeated, or both; each part is converted by `kind`."""
+
+    def convert(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[Any, ...]:
+        parts = [part.strip() for value in values for part in value.split(",")]
+        if not all(parts):
+            raise click.BadParameter(f"{','.join(values)!r}: there is nothing between two commas, or at an end", context, parameter)
+        return once([kind.convert(part, parameter, context) if kind is not None else part for part in parts])
+
+    return click.option(*names, multiple=True, callback=convert, **{"metavar": "NAMES", **settings})
 
 
 def problem_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,12 +159,12 @@ def problem_options(command: Callable[..., Any]) -> Callable[..., Any]:
     classes, dtypes = ", ".join(CLASSES), f"{', '.join(DTYPES)}, or {', '.join(ALIASES)}"
     options = (
         list_option(
-            "--model", "models", kind=_Parsed("NAME", _models), help="Presets (hipgroupgemm list --models prints them), or all. A list."
+            "--model", "models", kind=Parsed("NAME", _models), help="Presets (hipgroupgemm list --models prints them), or all. A list."
         ),
         click.option(
             "--shape",
             "shapes",
-            type=_Parsed("M,K,N,E", MoEShape.parse),
+            type=Parsed("M,K,N,E", MoEShape.parse),
             multiple=True,
             help="M routed tokens, K embedding, N MLP, E experts. Repeatable.",
         ),
@@ -181,20 +175,20 @@ def problem_options(command: Callable[..., Any]) -> Callable[..., Any]:
         list_option(
             "--dtype",
             "dtypes",
-            kind=_Parsed("NAME", _dtype),
+            kind=Parsed("NAME", _dtype),
             help=f"Element types: {dtypes}. Default: float32 on a CPU, bfloat16 on a GPU. A list.",
         ),
         list_option(
             "--backend",
             "backends",
-            kind=_Parsed("NAME", _backend),
+            kind=Parsed("NAME", _backend),
             help="Default: all that can. hipgroupgemm doctor shows which there are and where they run. A list.",
         ),
         list_option(
             "--device",
             "--devices",
             "devices",
-            kind=_Parsed("NAME", _device),
+            kind=Parsed("NAME", _device),
             metavar="auto|gpu|cpu|N|cuda[:N]|rocm[:N]",
             default=("auto",),
             show_default="auto",

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from hipgroupgemm.backends import backend_names
-from hipgroupgemm.cli.parameters import OutputType, ParamType, listed
+from hipgroupgemm.cli.parameters import OutputType, Parsed, list_option
 from hipgroupgemm.cli.tables import print_table
 from hipgroupgemm.config import RaggedDotMode
 from hipgroupgemm.measure.text import STDOUT, stdout_console, write_text
@@ -32,17 +32,11 @@ _AGE = re.compile(r"(\d{1,6})\s*(h|d|w|m|y)?")
 _HOURS = {"h": 1, "d": 24, "w": 7 * 24, "m": 30 * 24, "y": 365 * 24}
 
 
-class _AgeType(ParamType):
-    """ "90d" to a timedelta."""
-
-    name = "AGE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """A number of days, or of hours, weeks, months of 30 days or years with the unit's first letter."""
-        match = _AGE.fullmatch(str(value).strip().lower())
-        if match is None:
-            self.fail(f"{value!r}: wanted an age, such as 90d, 12h, 6w, 3m or 1y", param, ctx)
-        return datetime.timedelta(hours=int(match[1]) * _HOURS[match[2] or "d"])
+def _age(text: str) -> datetime.timedelta:
+    match = _AGE.fullmatch(text.strip().lower())
+    if match is None:
+        raise ValueError(f"{text!r}: wanted an age, such as 90d, 12h, 6w, 3m or 1y")
+    return datetime.timedelta(hours=int(match[1]) * _HOURS[match[2] or "d"])
 
 
 def _directory(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +53,7 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
         ("--backend", "backends", "NAMES", "Of these backends. A list."),
         ("--device", "devices", "TEXTS", "Of devices whose kind or name has this in it. A list."),
     ):
-        command = click.option(option, name, metavar=metavar, multiple=True, callback=listed(), help=text)(command)
+        command = list_option(option, name, metavar=metavar, help=text)(command)
     return command
 
 
@@ -291,7 +285,7 @@ def import_results(directory: Path | None, dry_run: bool, files: tuple[Path, ...
 @store.command()
 @_directory
 @_filters
-@click.option("--older-than", type=_AgeType(), metavar="AGE", help="Tuned longer ago than this: 90d, 12h, 6w, 3m (of 30 days), 1y.")
+@click.option("--older-than", type=Parsed("AGE", _age), help="Tuned longer ago than this: 90d, 12h, 6w, 3m (of 30 days), 1y.")
 @click.option("--other-versions", is_flag=True, help="Tuned with other versions than this machine has; where it can't say it keeps them.")
 @click.option("--all", "everything", is_flag=True, help="All results.")
 @click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")

@@ -17,6 +17,7 @@ import numpy as np
 from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.runtime import default_device, find_devices, get_runtime
 from hipgroupgemm.runtime.process import available_cores, mapped_libraries
+from hipgroupgemm.version import __version__
 
 __all__ = ["THREADS", "blas_name", "blas_threads", "busy_note", "commit_of", "cpu_model", "describe", "device_named", "load_average"]
 
@@ -82,9 +83,7 @@ def device_named(name: str) -> Device:
 
 def describe(device: Device) -> dict[str, Any]:
     """Device, processor, versions and the checkout's commit as plain values."""
-    import hipgroupgemm
-
-    versions = {"hipgroupgemm": hipgroupgemm.__version__, "python": platform.python_version(), "numpy": np.__version__}
+    versions = {"hipgroupgemm": __version__, "python": platform.python_version(), "numpy": np.__version__}
     for name in ("ml_dtypes", "triton"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
@@ -102,7 +101,7 @@ def describe(device: Device) -> dict[str, Any]:
         info = runtime.device_info(device.index)
         versions["driver"] = str(runtime.version)
         facts |= {"device": f"{device}: {info.name}", "architecture": info.target}
-    commit, changed = commit_of(Path(hipgroupgemm.__file__).resolve().parent.parent)
+    commit, changed = commit_of(Path(__file__).resolve().parents[2])
     return {**facts, "versions": versions, "commit": commit, "uncommitted_changes": changed}
 
 

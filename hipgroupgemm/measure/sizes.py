@@ -13,7 +13,10 @@ import numpy as np
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.distributions import balanced_sizes
+from hipgroupgemm.operands.arrays import view_of
+from hipgroupgemm.operands.views import host_array
 from hipgroupgemm.problem.groups import scan
+from hipgroupgemm.runtime import get_runtime
 from hipgroupgemm.store.records import SEED, USER
 
 __all__ = ["adversarial_sizes", "origin_of", "per_batch", "seed_sizes", "size_class", "size_class_of", "size_samples"]
@@ -139,14 +142,9 @@ def _host(value: Any, name: str) -> Any:
 
 def _from_device(value: Any, name: str) -> Any:
     """Sizes that lie in another library's array, on the host; waits for a device."""
-    from hipgroupgemm.operands import arrays
-    from hipgroupgemm.operands.views import host_array
-
-    view = arrays.view_of(value, name)
+    view = view_of(value, name)
     if view.device.kind == "cpu":
         return host_array(view).copy()
-    from hipgroupgemm.runtime import get_runtime
-
     runtime = get_runtime(view.device.kind)
     raw = np.empty(view.reach, np.uint8)
     with runtime.use_device(view.device.index):

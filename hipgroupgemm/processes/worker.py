@@ -195,7 +195,9 @@ class Worker:
         self._tail.forget()
         step, detail = "start", None
         with self._watched(step, detail, limits):
-            self._limit(limits)
+            with self._same_socket() as here:  # sending a part, and then nothing, takes no longer than the deadline; 0 is none
+                seconds = struct.pack("ll", math.ceil(limits.get("start", 0)), 0)
+                here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
             if not self.calls:
                 self._connection.send(self.environment[0])
             self.calls += 1
@@ -225,12 +227,6 @@ class Worker:
             except subprocess.TimeoutExpired:
                 how = "the worker process closed its connection without ending"
             raise WorkerDied(how, self.kill(), step, detail) from None
-
-    def _limit(self, limits: dict[str, float]) -> None:
-        """Sending or receiving a part of a message, and then nothing, takes no longer than a deadline. 0 is none."""
-        with self._same_socket() as here:
-            for option, seconds in ((socket.SO_SNDTIMEO, limits.get("start", 0)), (socket.SO_RCVTIMEO, max(limits.values(), default=0))):
-                here.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", math.ceil(seconds), 0))
 
     def _same_socket(self) -> socket.socket:
         return socket.socket(fileno=os.dup(self._connection.fileno()))

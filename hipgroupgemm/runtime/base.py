@@ -327,7 +327,7 @@ class Runtime(abc.ABC):
     def keep_alive(self, device: int, stream: int, objects: object) -> None:
         """Keep operands of a call until ``stream`` has done what it was given so far; returns at once.
 
-        For arrays whose framework may use their memory again before our stream has passed. At most 64 calls of a stream are kept: one
+        For arrays whose framework may use their memory again before our stream has passed. At most 16 calls of a stream are kept: one
         more waits for the oldest. Not for a stream that is being captured: there the owner of the graph keeps the operands.
         """
         self._kept.keep(device, stream, objects)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LIMIT", "KeptObjects"]
 
-LIMIT = 64
-"""Calls of one stream that may be pending; one more waits for the oldest of them."""
+LIMIT = 16
+"""Calls of one stream that may be pending; one more waits for the oldest. Enough to keep a device busy, and no more memory than that."""
 
 
 class KeptObjects:
@@ -33,7 +33,7 @@ class KeptObjects:
         """Keeps ``objects`` until ``stream`` has done what it was given so far."""
         runtime = self._runtime
         passed: list[object] = []  # let go once the lock is free: that may run anything
-        with self._lock, runtime.use_device(device):
+        with self._lock, runtime.use_device(device), runtime.relaxed_capture():  # asking for an event would spoil a capture elsewhere
             events = self._events.setdefault(device, [])
             event = events.pop() if events else runtime.create_event(device)
             runtime.record_event(event, stream)

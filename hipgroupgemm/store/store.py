@@ -1,7 +1,6 @@
 """The tuning store: what tuning found, kept on disk for later processes, and looked up when a plan is made.
 
-It is a directory of JSON files, one for each kind of device (target and compute units), such as `rocm-gfx942-304cus.v2.json`. A result is
-found by the config's key, and names an algorithm by index and name: both are checked against what the backend has before it is used.
+It is a directory of JSON files, one for each kind of device (target and compute units), such as `rocm-gfx942-304cus.v2.json`.
 
 HIPGROUPGEMM_TUNING_STORE names the directory, or is "off" ("0", "no", "false" and "none" mean that too); without it that is `tuning` in
 the package's cache directory. Plans look at it when they are made, and only then: results that another process stores reach a process with
@@ -245,8 +244,6 @@ class TuningStore:
                 self._update(file, lambda held: [one for one in held if not unwanted(one)])
         return removed
 
-
-# ---- the store of this process -------------------------------------------------------------------------------------------------
 
 _default: tuple[tuple[str | None, ...], TuningStore] | None = None
 

@@ -215,9 +215,7 @@ def _doubts(before: Record, after: Record) -> list[str]:
 
 def _drifted(before: Record, after: Record) -> bool:
     """Whether one kind of device had another roofline the second time."""
-    reports = [record.report or {} for record in (before, after)]
-    rooflines = [report.get("roofline") or report.get("ceilings") or {} for report in reports]  # the name in older files
-    one, two = ({**roofline, **record.identity} for roofline, record in zip(rooflines, (before, after), strict=True))
+    one, two = ({**((record.report or {}).get("roofline") or {}), **record.identity} for record in (before, after))
     if any(one.get(name) != two.get(name) for name in ("kind", "target", "name", "compute_units")):
         return False
     pairs = [(one.get(name), two.get(name)) for name in ("flops", "bandwidth")]

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from hipgroupgemm.benchmark.plots import Panel, save_panels
 from hipgroupgemm.measure.environment import busy_note
-from hipgroupgemm.measure.text import STDOUT, bytes_text, number_text, stdout_console, write_text
+from hipgroupgemm.measure.text import STDOUT, bytes_text, number_text, plain_width, stdout_console, write_text
 from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
 from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, compare, flat, series_of
 from hipgroupgemm.sweep.plots import comparison_panels, sweep_panels
@@ -37,8 +38,7 @@ def console_for(*outputs: Path | None) -> Console:
     """Standard output, or stderr where a file goes to standard output."""
     if STDOUT not in outputs:
         return stdout_console()
-    console = Console(stderr=True)
-    return console if console.is_terminal else Console(stderr=True, width=144)
+    return Console(stderr=True, width=plain_width(sys.stderr))
 
 
 # ---- one sweep -----------------------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ __all__ = ["BAD", "DONE", "RIGHT", "Header", "Record", "Row", "Sweep", "SweepFil
 FORMAT, VERSION = "hipgroupgemm sweep", 2
 DONE = ("ok", "refused")
 """The states of jobs that are not run again when a sweep is taken up."""
-RIGHT = ("ok", "pruned", "behind")
-BAD = ("wrong", "nondeterministic", "crashed", "timed out", "hung", "failed")
+RIGHT = ("ok", "pruned")
+BAD = ("wrong", "nondeterministic", "crashed", "timed out", "failed")
 """Verdicts on candidates: right ones, and those that make a sweep's exit status 1."""
 
 

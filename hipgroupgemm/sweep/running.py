@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import datetime
 import functools
-import platform
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,9 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-import hipgroupgemm
-from hipgroupgemm.measure.environment import blas_name, commit_of, cpu_model, load_average
+from hipgroupgemm.measure.environment import describe, load_average
 from hipgroupgemm.measure.text import STDOUT, number_text
+from hipgroupgemm.operands.views import CPU
 from hipgroupgemm.processes import Worker, WorkerDied, WorkerTimedOut, available_cores
 from hipgroupgemm.store.store import default_store
 from hipgroupgemm.sweep.jobs import RequestError, SweepJob, SweepRequest, plan_jobs
@@ -41,12 +40,8 @@ _START = {"start": 300.0, "run": 300.0}
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """Where results go.
-
-    Attributes:
-        json: the sweep's file, kept up to date while it runs; `overwrite` lets it replace what is there. csv: a line a candidate.
-        plots: pictures. store: whether results go to the tuning store.
-    """
+    """Where results go: json is the sweep's file, which `overwrite` lets replace what is there; csv has a line per candidate; plots are
+    pictures; store: whether results go to the tuning store."""
 
     json: Path | None = None
     csv: Path | None = None
@@ -94,15 +89,15 @@ class _Device:
     """A device, its process, and what it is."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.kind = name, ""
+        self.name, self.kind, self.ended = name, "", False
         self.identity: dict[str, Any] = {}
         self.process: Worker | None = None
 
     def start(self) -> str:
         """Starts a process anew, so that nothing of a failure is left in it; returns "", or why the device is of no use."""
-        self.stop()
+        if self.process is not None:
+            self.process.kill()
         try:
-            self.process = Worker(f"sweep {self.name}")
             self.identity = self.call("device_identity", deadlines=_START)
         except WorkerTimedOut as error:
             return f"its driver has not answered within {error.seconds:.0f} s"
@@ -112,12 +107,14 @@ class _Device:
         return ""
 
     def call(self, function: str, *arguments: Any, **settings: Any) -> Any:
-        """Calls a function of `workers` there."""
-        assert self.process is not None
+        """Calls a function of `workers` there. A process that had nothing to do for a while has ended; a new one takes its place."""
+        if self.process is None or not (self.ended or self.process.alive()):
+            self.process = Worker(f"sweep {self.name}")
         return self.process.call(f"{WORKERS}:{function}", self.name, *arguments, **settings)
 
-    def stop(self) -> None:
+    def end(self) -> None:
         """Ends the process and what it has started."""
+        self.ended = True
         if self.process is not None:
             self.process.kill()
 
@@ -154,7 +151,7 @@ class _Run:
         finally:
             self.stopped = True
             for device in everyone:
-                device.stop()
+                device.end()
             pool.shutdown()
             if self.file is not None:
                 self.file.close()
@@ -191,7 +188,7 @@ class _Run:
             notes += [f"left to devices that were not named now: {absent}"] if absent else []
             say("; ".join(notes))
         elif path is not None:
-            header = Header(request=self.request, devices=here, jobs=len(self.jobs), machine=_machine(), started=_now())
+            header = Header(request=self.request, devices=here, jobs=len(self.jobs), machine=describe(CPU), started=_now())
             self.file = SweepFile(path, header, overwrite=self.outputs.overwrite)
 
     def _check_names(self) -> None:
@@ -226,7 +223,9 @@ class _Run:
             except Exception as error:  # the process is gone, or what it found can't be sent
                 record = Record(job, device.name, device.identity, "failed", str(error))
             self._keep(record, device, shown)
-            gone = device.start() if record.status == "failed" and not self.stopped else ""
+            if self.stopped:
+                return
+            gone = device.start() if record.status == "failed" else ""
         with self.lock:
             self.devices.remove(device)
             self.warnings.append(f"{device.name} is gone ({gone}); the sweep went on without it")
@@ -314,9 +313,3 @@ class _Display:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _machine() -> dict[str, Any]:
-    commit, changed = commit_of(Path(hipgroupgemm.__file__).resolve().parent.parent)
-    facts = {"cpu": cpu_model(), "cores": available_cores(), "system": f"{platform.system()} {platform.machine()}", "blas": blas_name()}
-    return {**facts, "python": platform.python_version(), "commit": commit, "uncommitted_changes": changed}

@@ -96,17 +96,12 @@ class TuningRow:
         """The row that `to_dict` wrote; raises ValueError for anything else."""
         import msgspec  # what only reads reports needs it
 
-        if not isinstance(data, Mapping) or data.keys() != {*_ALGORITHM, *_ROW}:
-            odd = sorted({*_ALGORITHM, *_ROW} ^ set(data)) if isinstance(data, Mapping) else type(data).__name__
-            raise ValueError(f"row: is none that to_dict() wrote: missing or unknown {odd}")
-        values = {name: data[name] for name in _ROW} | {"algorithm": {name: data[name] for name in _ALGORITHM}}
-        for name in ("error", "error_limit"):
-            if isinstance(values[name], str):
-                values[name] = float(values[name])
         try:
+            values = {name: data[name] for name in _ROW} | {"algorithm": {name: data[name] for name in _ALGORITHM}}
+            values |= {name: float(data[name]) for name in ("error", "error_limit") if isinstance(data[name], str)}
             return msgspec.convert(values, cls)
-        except (ValueError, OverflowError) as error:
-            raise ValueError(f"row: is none that to_dict() wrote: {error}") from None
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"row: is none that to_dict() wrote ({type(error).__name__}: {error})") from None
 
 
 _ALGORITHM = ("backend", "index", "name", "workspace_size", "deterministic")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 
 import numpy as np
@@ -156,6 +157,23 @@ def test_a_capture_makes_no_handle(handles):
     there = handles.acquire(0, 0)
     assert handles.acquire(0, 5, make=False) is there
     assert FakeHandle.made == 1
+
+
+def test_a_capture_compiles_nothing(monkeypatch):
+    """On a device that has never seen our kernels: compiling and loading them would end the capture."""
+
+    class Capturing:
+        def use_device(self, device: int) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+        def capture_id(self, stream: int) -> int:
+            return 5
+
+    monkeypatch.setattr(of_executable, "get_runtime", lambda kind: Capturing())
+    monkeypatch.setattr(of_executable, "_ready", set())
+    key = forward(spec((64, 32)), spec((3, 32, 48))).key()
+    with pytest.raises(RuntimeError, match=r"stream 0x7 is under graph capture.*call plan\.prepare"):
+        of_executable.HipblasltExecutable(key, Device.of(DEVICE), of_executable.NO_PRODUCT, 7)
 
 
 def test_numbers_fill_the_scan_arguments():

@@ -8,8 +8,9 @@ import types
 from pathlib import Path
 
 import pytest
+import ratios
 
-from hipgroupgemm.benchmark import plots, ratios
+from hipgroupgemm.benchmark import plots
 from hipgroupgemm.measure import workloads
 from hipgroupgemm.measure.host_harness import HostHarness
 from hipgroupgemm.measure.roofline import Roofline

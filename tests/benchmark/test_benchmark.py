@@ -6,11 +6,11 @@ import types
 
 import numpy as np
 import pytest
+from ratios import bare_loop, bare_loop_ratio, measure_ratios, padded_ratio
 
 from hipgroupgemm import GroupedMatmulPlan, register_backend, unregister_backend
 from hipgroupgemm.backends.reference import ReferenceBackend
 from hipgroupgemm.benchmark.baselines import BASELINES, Baseline
-from hipgroupgemm.benchmark.ratios import bare_loop, bare_loop_ratio, measure_ratios, padded_ratio
 from hipgroupgemm.benchmark.runner import Job, Row, Runner
 from hipgroupgemm.measure.host_harness import HostHarness
 from hipgroupgemm.measure.roofline import Roofline
@@ -288,15 +288,15 @@ def test_ratios_are_of_right_results(monkeypatch: pytest.MonkeyPatch) -> None:
         assert list(ratio.medians) == list(CLASSES)
         assert min(ratio.medians.values()) > 0
         assert ratio.name in ratio.describe()
-    monkeypatch.setattr("hipgroupgemm.benchmark.ratios.bare_loop", lambda p: p.out.fill(0))
+    monkeypatch.setattr("ratios.bare_loop", lambda p: p.out.fill(0))
     assert len(bare_loop_ratio(SmallHarness(), 0.0, divisor=32).faults) == 6
 
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_ratios_with_one_thread_come_where_the_machine_is_idle(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "hipgroupgemm.benchmark.ratios"
+    module = "ratios"
     for name in ("bare_loop_ratio", "padded_ratio"):
-        monkeypatch.setattr(f"{module}.{name}", lambda *_, name=name: __import__(module, fromlist="x").Ratio(name, {}, {}, 1.0, False))
+        monkeypatch.setattr(f"{module}.{name}", lambda *_, name=name: __import__(module).Ratio(name, {}, {}, 1.0, False))
     monkeypatch.setattr("os.getloadavg", lambda: (1000.0 if busy else 0.0, 0.0, 0.0), raising=False)
     alone = ["bare_loop_ratio, one BLAS thread", "padded_ratio, one BLAS thread"]
     assert [ratio.name for ratio in measure_ratios(0.0)] == ["bare_loop_ratio", "padded_ratio", *(alone if not busy else [])]

@@ -9,10 +9,10 @@ import math
 import sys
 
 import pytest
+from ratios import Ratio
 from rich.console import Console
 
 from hipgroupgemm.benchmark.plots import plot_both, plot_floor, plot_speedup
-from hipgroupgemm.benchmark.ratios import Ratio
 from hipgroupgemm.benchmark.runner import Row
 from hipgroupgemm.benchmark.table import print_rows, write_csv, write_json
 from hipgroupgemm.measure.text import bytes_text

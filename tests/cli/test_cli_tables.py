@@ -90,3 +90,19 @@ def test_commands_without_standard_streams(closed: str, command: str, tmp_path) 
     assert "Traceback" not in done.stderr
     if name == "bench":
         assert json.loads(path.read_text())["rows"][0]["status"] == "ok"
+
+
+def test_without_msgspec_a_sweep_says_so_and_the_rest_runs() -> None:
+    code = "import sys; sys.modules['msgspec'] = None; from hipgroupgemm.cli import main; main(sys.argv[1:])"
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": ROOT}
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+    done = run("sweep", "--shape", "48,12,10,4")
+    assert done.returncode == 1 and "sweep needs msgspec, which is not installed: pip install msgspec" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert run("list", "--shape", "48,12,10,4", "--device", "cpu").returncode == 0
+    done = run("store", "ls")
+    assert done.returncode == 2 and "msgspec is not installed" in " ".join(done.stderr.split())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hipgroupgemm.measure.tolerance import Comparison, accumulation_bound, compare, magnitude_bound, tolerance_for, unit_roundoff
+from hipgroupgemm.measure.tolerance import Tolerance, accumulation_bound, largest_finite, tolerance_for, unit_roundoff
 from hipgroupgemm.operands.dtypes import DTYPES
 
 NARROW = ("bfloat16", "float16", "float32")
@@ -31,7 +31,16 @@ def _operands(rng: np.random.Generator, n: int, dtype: str, positive: bool = Fal
 
 def _exact(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-    return wide_a @ wide_b, magnitude_bound(wide_a, wide_b)
+    return wide_a @ wide_b, abs(wide_a) @ abs(wide_b)
+
+
+def errors(result: np.ndarray, expected: np.ndarray, magnitude: np.ndarray, tolerance: Tolerance) -> tuple[float, float]:
+    """(the largest error of an element in units of its bound, the error of the whole in units of its own): at most 1 is right."""
+    with np.errstate(all="ignore"):
+        error = np.abs(result.astype(np.float64) - expected)
+        worst = float(np.max(np.where(error == 0, 0.0, error / tolerance.elementwise(expected, magnitude))))
+        whole = float(np.linalg.norm(error) / np.linalg.norm(expected)) / tolerance.relative
+    return (math.inf if math.isnan(worst) else worst), (math.inf if math.isnan(whole) else whole)
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -69,10 +78,9 @@ def test_right_results_pass(name: str, n: int, positive: bool) -> None:
     wide = np.float64 if name == "float64" else np.float32
     expected, magnitude = _exact(a, b)
     for result in (_sequential(a, b, wide), a.astype(wide) @ b.astype(wide)):
-        comparison = compare(result.astype(DTYPES[name]), expected, magnitude, tolerance_for(name, n, np.dtype(wide).name))
-        assert not comparison.fault
-        assert comparison.worst <= 1
-        assert positive or comparison.ok, comparison.verdict()
+        worst, whole = errors(result.astype(DTYPES[name]), expected, magnitude, tolerance_for(name, n, np.dtype(wide).name))
+        assert worst <= 1
+        assert positive or whole <= 1
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
@@ -83,8 +91,7 @@ def test_right_8_bit_results_pass_down_to_subnormals(name: str) -> None:
         b = (b.astype(np.float32) * np.float32(size / 14)).astype(DTYPES[name])
         expected, magnitude = _exact(a, b)
         result = (a.astype(np.float32) @ b.astype(np.float32)).astype(DTYPES[name])
-        comparison = compare(result, expected, magnitude, tolerance_for(name, 200))
-        assert not comparison.fault
+        assert errors(result, expected, magnitude, tolerance_for(name, 200))[0] <= 1
 
 
 @pytest.mark.parametrize("name", NARROW)
@@ -96,24 +103,21 @@ def test_one_wrong_element_is_found(name: str) -> None:
     for wrong in (0.0, math.nan, math.inf, float(expected[4, 7]) + 3 * float(tolerance.elementwise(expected, magnitude)[4, 7])):
         spoilt = result.copy()
         spoilt[4, 7] = wrong
-        comparison = compare(spoilt, expected, magnitude, tolerance, "group 9")
-        assert not comparison.ok
-        assert "group 9: 1 of 132 elements wrong, the first at (4, 7)" in comparison.fault
-        assert comparison.worst > 1
+        assert errors(spoilt, expected, magnitude, tolerance)[0] > 1
 
 
 @pytest.mark.parametrize("n", [64, 512, 2048])
 def test_bfloat16_accumulation_is_found(n: int) -> None:
     a, b = _operands(np.random.default_rng(), n, "bfloat16")
     expected, magnitude = _exact(a, b)
-    assert not compare(_sequential(a, b, ml_dtypes.bfloat16), expected, magnitude, tolerance_for("bfloat16", n)).ok
+    assert max(errors(_sequential(a, b, ml_dtypes.bfloat16), expected, magnitude, tolerance_for("bfloat16", n))) > 1
 
 
 def test_float32_accumulation_of_float64_is_found() -> None:
     a, b = _operands(np.random.default_rng(), 300, "float64")
     expected, magnitude = _exact(a, b)
     result = (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float64)
-    assert not compare(result, expected, magnitude, tolerance_for("float64", 300, "float64")).ok
+    assert max(errors(result, expected, magnitude, tolerance_for("float64", 300, "float64"))) > 1
 
 
 def test_a_small_loss_everywhere_is_found_by_the_norm() -> None:
@@ -122,10 +126,8 @@ def test_a_small_loss_everywhere_is_found_by_the_norm() -> None:
     expected, magnitude = _exact(a, b)
     tolerance = tolerance_for("float32", 3000)
     result = expected + 0.1 * tolerance.elementwise(expected, magnitude)
-    comparison = compare(result, expected, magnitude, tolerance)
-    assert not comparison.fault
-    assert not comparison.ok
-    assert "relative error" in comparison.verdict()
+    worst, whole = errors(result, expected, magnitude, tolerance)
+    assert worst <= 1 < whole
 
 
 def test_a_published_fault_is_found() -> None:
@@ -136,9 +138,9 @@ def test_a_published_fault_is_found() -> None:
     good = expected.astype(ml_dtypes.bfloat16)
     bad = (expected * (1 + 0.06 * rng.choice([-1, 1], expected.shape))).astype(ml_dtypes.bfloat16)
     tolerance = tolerance_for("bfloat16", 160)
-    assert compare(good, expected, magnitude, tolerance).ok
-    assert compare(good, expected, magnitude, tolerance).relative_error == pytest.approx(1.65e-3, rel=0.2)
-    assert not compare(bad, expected, magnitude, tolerance).ok
+    assert max(errors(good, expected, magnitude, tolerance)) <= 1
+    assert errors(good, expected, magnitude, tolerance)[1] * tolerance.relative == pytest.approx(1.65e-3, rel=0.2)
+    assert max(errors(bad, expected, magnitude, tolerance)) > 1
 
 
 def test_tf32_is_allowed_only_where_it_was_asked_for() -> None:
@@ -146,38 +148,15 @@ def test_tf32_is_allowed_only_where_it_was_asked_for() -> None:
     expected, magnitude = _exact(a, b)
     cut_a, cut_b = ((x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in (a, b))
     result = cut_a @ cut_b
-    assert compare(result, expected, magnitude, tolerance_for("float32", 500, "tf32")).ok
-    assert not compare(result, expected, magnitude, tolerance_for("float32", 500)).ok
+    assert max(errors(result, expected, magnitude, tolerance_for("float32", 500, "tf32"))) <= 1
+    assert max(errors(result, expected, magnitude, tolerance_for("float32", 500))) > 1
     with pytest.raises(ValueError, match="compute_type='int8'"):
         tolerance_for("float32", 5, "int8")
 
 
-@given(st.integers(1, 30), st.integers(0, 2**32 - 1))
-def test_magnitude_is_a_bound(n: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    a, b = rng.standard_normal((3, n)) * 10.0 ** rng.integers(-3, 3, (3, n)), rng.standard_normal((n, 4))
-    assert (abs(a) @ abs(b) <= magnitude_bound(a, b) * (1 + 1e-12)).all()
-
-
-def test_zeros_must_be_exact() -> None:
-    zeros, tolerance = np.zeros((4, 3)), tolerance_for("float32", 100)
-    assert compare(np.zeros((4, 3), np.float32), zeros, 0.0, tolerance).ok
-    for value in (1e-45, math.nan):
-        spoilt = np.zeros((4, 3), np.float32)
-        spoilt[2, 1] = value
-        assert not compare(spoilt, zeros, 0.0, tolerance, "tail").ok
-
-
-def test_comparison_collects_parts() -> None:
-    comparison = Comparison(tolerance_for("float32", 10))
-    comparison.add(np.empty((0, 3), np.float32), np.empty((0, 3)), 0.0)
-    assert comparison.ok
-    assert comparison.relative_error == 0
-    comparison.add(np.ones((2, 2), np.float32), np.ones((2, 2)), 1.0)
-    comparison.add(np.full((1, 2), 3, np.float32), np.full((1, 2), 3.0), 3.0)
-    assert (comparison.ok, comparison.elements, comparison.square_norm) == (True, 6, 22.0)
-    comparison.add(np.full((1, 2), 4, np.float32), np.full((1, 2), 3.0), 3.0, "group 1")
-    assert comparison.relative_error == pytest.approx(math.sqrt(2 / 40))
-    assert comparison.fault.startswith("group 1: 2 of 2 elements wrong, the first at (0, 0): got 4, wanted 3 within")
-    with pytest.raises(ValueError, match="actual: has shape"):
-        comparison.add(np.ones(3), np.ones(4), 1.0)
+@pytest.mark.parametrize("name", DTYPES)
+def test_the_largest_finite_number_is_the_last(name: str) -> None:
+    largest = largest_finite(name)
+    assert np.float64(largest).astype(DTYPES[name]).astype(np.float64) == largest
+    with np.errstate(over="ignore"):
+        assert not np.isfinite(np.nextafter(DTYPES[name].type(largest), DTYPES[name].type(np.inf)))

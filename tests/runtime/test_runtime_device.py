@@ -15,6 +15,7 @@ from hipgroupgemm import runtime as runtimes
 from hipgroupgemm.runtime import base, cache, memory, objects
 from hipgroupgemm.runtime.parameters import Blob, KernelParameters
 from hipgroupgemm.runtime.pinned import PinnedRing
+from hipgroupgemm.runtime.scratch import ScratchMemory
 
 runtime, module, stream = kit.runtime, kit.module, kit.stream
 cache_directory = kit.cache_directory
@@ -136,7 +137,7 @@ def test_whose_pointer(runtime: base.Runtime, stream: int) -> None:
 
 def test_out_of_memory(runtime: base.Runtime, stream: int) -> None:
     _, total = runtime.memory_info(0)
-    for call in (lambda: runtime.malloc_plain(2 * total, 0), lambda: memory.allocate(runtime, 2 * total, 0, stream)):
+    for call in (lambda: runtime.malloc_plain(2 * total, 0), lambda: ScratchMemory(runtime, 0, stream, 2 * total)):
         with pytest.raises(runtimes.DeviceMemoryError, match=f"wanted {2 * total} bytes on device 0") as caught:
             call()
         assert isinstance(caught.value, MemoryError) and caught.value.status == 2

@@ -157,6 +157,13 @@ def test_keep_alive(runtime: base.Runtime, stream: int) -> None:
     runtime.synchronize_stream(stream)
     runtime.keep_alive(0, stream, ())
     assert sum(each() is not None for each in seen) == 0
+    other = runtime.create_stream(0)  # keeping something for one stream does not disturb the capture of another
+    runtime.keep_alive(0, stream, ())
+    with runtime.capture(other) as graph:
+        for _ in range(40):
+            runtime.keep_alive(0, stream, ())
+    runtime.destroy_graph(graph[0])
+    runtime.destroy_stream(other)
 
 
 def test_allocator_uses_blocks_again(runtime: base.Runtime, stream: int) -> None:

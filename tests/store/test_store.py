@@ -61,7 +61,7 @@ def test_identity_is_json_and_says_what_each_backend_depends_on(double):
     double.versions = fails
     assert "double" not in identity(CPU)["backends"]
     assert device_of(device_kind(CPU)) == CPU and device_of(DeviceKind("cpu", "sparc", 3)) is None
-    with pytest.raises(ValueError, match="'tpu'.*must be"):
+    with pytest.raises(ValueError, match=r"'tpu'.*must be"):
         DeviceKind("tpu", "v5", 1)
 
 

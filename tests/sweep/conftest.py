@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hipgroupgemm.measure import environment
 from hipgroupgemm.sweep import running
 
 HERE = str(Path(__file__).parent)
@@ -26,3 +27,9 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     options()
     return options
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs that commands find; only the stand-in runs on them."""
+    monkeypatch.setattr(environment, "find_devices", lambda: [("cuda", 0), ("cuda", 1)])

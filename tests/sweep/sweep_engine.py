@@ -1,7 +1,7 @@
 """`hipgroupgemm sweep` with real tuning and a backend for tests, in processes of its own: python -m sweep_engine sweep ...
 
 The environment variable SWEEP_ENGINE, JSON, says what the backend has: {"version": "1", "kernels": {name: behaviour}, "marks": folder},
-where a behaviour is an algorithm of `tuning_double`. tests/sweep/data/old.jsonl and new.jsonl were made with `OLD` and `NEW` and
+where a behaviour is an algorithm of `fake_backend`. tests/sweep/data/old.jsonl and new.jsonl were made with `OLD` and `NEW` and
 
     python -m sweep_engine sweep --no-store --devices cpu --backend double --shape 60,24,20,6 --shape 45,16,12,5 \\
         --class fwd_wi,wgrad_wo --json FILE
@@ -15,7 +15,7 @@ import os
 import sys
 from typing import Any
 
-from tuning_double import TuningDouble
+from fake_backend import FakeBackend
 
 from hipgroupgemm import register_backend
 from hipgroupgemm.backends import backend_names
@@ -34,7 +34,7 @@ NEW = {
 }
 
 
-class VersionedDouble(TuningDouble):
+class VersionedBackend(FakeBackend):
     """A backend whose kernels keep their names from version to version, and not what they do."""
 
     def __init__(self, kernels: dict[str, str], version: str, marks: str = "") -> None:
@@ -51,7 +51,7 @@ class VersionedDouble(TuningDouble):
 def _register() -> None:
     if "double" not in backend_names():
         options = json.loads(os.environ["SWEEP_ENGINE"])
-        register_backend(VersionedDouble(options["kernels"], options["version"], options.get("marks", "")), ("cpu",))
+        register_backend(VersionedBackend(options["kernels"], options["version"], options.get("marks", "")), ("cpu",))
 
 
 def device_identity(*arguments: Any) -> Any:

@@ -17,6 +17,7 @@ import sweep_double
 from click.testing import CliRunner
 
 from hipgroupgemm.cli import cli
+from hipgroupgemm.measure import environment
 from hipgroupgemm.measure.distributions import dirichlet_sizes, zipf_sizes
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape, presets_of
 from hipgroupgemm.sweep.jobs import DistributionError, SweepJob, SweepRequest, plan_jobs
@@ -251,40 +252,24 @@ def test_usage_errors(arguments, text) -> None:
     assert text in words(done.output)
 
 
-def test_a_gpu_that_is_not_there_is_a_usage_error(fake_runtime) -> None:
-    class Unavailable(RuntimeError):
-        pass
-
-    class Runtime:
-        def current_device(self) -> int:
-            return 1
-
-        def check_device(self, index: int) -> None:
-            if index > 1:
-                raise ValueError(f"device: got {index}; there are 2")
-
-    def get_runtime(kind: str) -> Runtime:
-        if kind == "rocm":
-            raise Unavailable("no usable rocm runtime: nothing")
-        return Runtime()
-
-    fake_runtime.KINDS, fake_runtime.RuntimeUnavailable, fake_runtime.get_runtime = ("rocm", "cuda"), Unavailable, get_runtime
+def test_a_gpu_that_is_not_there_is_a_usage_error(monkeypatch, gpus) -> None:
+    monkeypatch.setattr(environment, "default_device", lambda: ("cuda", 1))
     done = sweep(*SHAPE, "--devices", "0,7")
     assert done.exit_code == 2
-    assert "there are 2" in done.output
+    assert "there is no cuda:7 here, only cuda:0, cuda:1" in words(done.output)
     done = sweep(*SHAPE, "--class", "fwd_wi", "--devices", "auto,1,0")  # auto is the current one, and 1 the same again
     assert done.exit_code == 0, done.output
-    fake_runtime.KINDS = ("rocm",)
+    monkeypatch.setattr(environment, "default_device", lambda: None)
     done = sweep(*SHAPE, "--devices", "0")
     assert done.exit_code == 2
-    assert "there is no GPU here: no usable rocm runtime" in words(done.output)
+    assert "no GPU was found" in words(done.output)
     assert "cpu: A cpu" in sweep(*SHAPE, "--class", "fwd_wi").output  # auto
 
 
 # ---- devices ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_equal_devices_share_and_other_kinds_run_everything(double, tmp_path) -> None:
+def test_equal_devices_share_and_other_kinds_run_everything(double, gpus, tmp_path) -> None:
     log, out = tmp_path / "log", tmp_path / "s.json"
     double(log=str(log), seconds=0.2)
     done = sweep(*SHAPE, "--dtype", "float32", "--devices", "cuda:0,cuda:1,cpu", "--json", str(out))

@@ -20,7 +20,8 @@ SHAPE = ["--devices", "cpu", "--backend", "double", "--shape", "45,16,12,5"]
 
 
 def environment(options: dict, store: str = "off") -> dict[str, str]:
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    folders = [Path(__file__).parent, Path(__file__).parents[1] / "tuning"]
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": path, "SWEEP_ENGINE": json.dumps(options), "HIPGROUPGEMM_TUNING_STORE": store}
 
 

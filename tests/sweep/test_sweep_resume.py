@@ -382,7 +382,7 @@ def test_other_versions_and_devices_do_not_mix(double, whole, log, change) -> No
     assert whole.read_bytes() == before
 
 
-def test_devices_of_one_kind_can_take_each_others_place(double, tmp_path, log) -> None:
+def test_devices_of_one_kind_can_take_each_others_place(gpus, tmp_path, log) -> None:
     path = tmp_path / "s.jsonl"
     assert sweep(*TWO, "--dtype", "float32", "--devices", "cuda:0,cpu", "--json", path).exit_code == 0
     part_of(path, 0)
@@ -433,6 +433,18 @@ def test_a_request_error_leaves_no_process(double, whole, tmp_path) -> None:
         running.resume(whole, running.Outputs())
     options = os.environ["SWEEP_DOUBLE"]
     assert set(processes_of(options)) <= {os.getpid()}
+
+
+def test_a_process_that_ended_for_want_of_work_is_replaced() -> None:
+    device = running._Device("cpu")
+    try:
+        assert device.start() == ""
+        device.process.kill()  # as it does by itself after a minute without a call
+        assert device.call("device_identity")["name"] == "A cpu"
+    finally:
+        device.end()
+    with pytest.raises(Exception, match="worker process"):
+        device.call("device_identity")  # but not once the sweep has ended
 
 
 # ---- names of algorithms ---------------------------------------------------------------------------------------------------------

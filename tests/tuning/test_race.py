@@ -46,8 +46,8 @@ class FakeRunner(Runner):
 
 def run(names, ms, *, samples=1, warmup=0, repetitions=None, seed=0, deadlines=None, confirm=None):
     """The runner, the entries by name, and what progress was told; `confirm` gets the notes of a confirmation."""
-    lane = FakeRunner(ms)
-    entries = [Entry(MatmulAlgorithm("fake", index, name, 0, True), lane) for index, name in enumerate(names)]
+    runner = FakeRunner(ms)
+    entries = [Entry(MatmulAlgorithm("fake", index, name, 0, True), runner) for index, name in enumerate(names)]
     told = []
     race = Race(
         entries, samples, warmup, repetitions, seed, deadlines or Deadlines(60, None), lambda e, n: told.append((e.algorithm.name, n))
@@ -55,7 +55,7 @@ def run(names, ms, *, samples=1, warmup=0, repetitions=None, seed=0, deadlines=N
     race.run()
     if confirm is not None:
         race.confirm(confirm)
-    return lane, {entry.algorithm.name: entry for entry in entries}, told
+    return runner, {entry.algorithm.name: entry for entry in entries}, told
 
 
 def rows_of(entries):
@@ -65,16 +65,16 @@ def rows_of(entries):
 
 def test_candidates_take_turns_in_an_order_of_each_round_s_own():
     names = [f"a{i}" for i in range(9)]
-    lane, _, _ = run(names, lambda *_: 1.0, repetitions=6)
-    rounds = [lane.calls[i : i + 9] for i in range(0, len(lane.calls), 9)]
+    runner, _, _ = run(names, lambda *_: 1.0, repetitions=6)
+    rounds = [runner.calls[i : i + 9] for i in range(0, len(runner.calls), 9)]
     assert len(rounds) == 6
     assert all(sorted(one) == names for one in rounds)
     assert rounds[0] == names  # the best guesses first, since a time limit may come
     assert len({tuple(one) for one in rounds}) >= 5
     again, _, _ = run(names, lambda *_: 1.0, repetitions=6)
-    assert again.calls == lane.calls
+    assert again.calls == runner.calls
     other, _, _ = run(names, lambda *_: 1.0, repetitions=6, seed=1)
-    assert other.calls != lane.calls
+    assert other.calls != runner.calls
 
 
 def test_drift_hits_all_alike():
@@ -86,11 +86,11 @@ def test_drift_hits_all_alike():
 
 def test_who_is_far_behind_is_pruned():
     ms = {"best": 1.0, "near": 1.9, "far": 2.1}
-    lane, entries, _ = run(ms, lambda name, *_: ms[name], repetitions=10)
+    runner, entries, _ = run(ms, lambda name, *_: ms[name], repetitions=10)
     assert [len(entries[name].times) for name in ms] == [10, 10, 3]
     assert (entries["far"].verdict, entries["near"].verdict) == ("pruned", "")
     assert "2.1 times the leader's time in the same 3 rounds" in entries["far"].reason
-    assert lane.forgotten == ["far"]
+    assert runner.forgotten == ["far"]
     row = entries["far"].row(entries["best"], 1e9, 0.5)
     assert (row.verdict, row.median_ms, row.ratio, row.samples) == ("pruned", None, 2.1, 3)
 
@@ -102,11 +102,11 @@ def test_who_was_left_behind_one_that_fails_comes_back():
     def says(name, _, count):
         return Outcome("wrong", "late", 9.0, 1.0) if (name, count) == ("cheat", 7) else ms[name]
 
-    lane, entries, _ = run(ms, says, repetitions=8)
-    assert lane.seen["good", 0] == 8
+    runner, entries, _ = run(ms, says, repetitions=8)
+    assert runner.seen["good", 0] == 8
     assert {name: entry.verdict for name, entry in entries.items()} == {"cheat": "wrong", "good": "", "far": "pruned"}
     assert "3 times the leader's time" in entries["far"].reason
-    assert lane.checked.count("good") == 1
+    assert runner.checked.count("good") == 1
     assert entries["good"].row(None, 1.0, None).samples == 8
 
 
@@ -142,15 +142,15 @@ def test_warm_ups_are_not_counted():
 
 
 def test_turns_rotate_the_operands():
-    lane, _, _ = run(["a", "b", "c"], lambda *_: 1.0, repetitions=8)
-    assert all(len({turn % 8 for turn in turns}) > 3 for turns in lane.turns.values())
+    runner, _, _ = run(["a", "b", "c"], lambda *_: 1.0, repetitions=8)
+    assert all(len({turn % 8 for turn in turns}) > 3 for turns in runner.turns.values())
 
 
 def test_the_last_round_is_judged():
-    lane, _, _ = run(["a", "b"], lambda *_: 1.0, repetitions=7)
-    assert sorted(lane.checked) == ["a", "b"]
-    assert sorted(lane.calls[-2:]) == sorted(lane.checked[-2:])
-    lane, entries, _ = run(
+    runner, _, _ = run(["a", "b"], lambda *_: 1.0, repetitions=7)
+    assert sorted(runner.checked) == ["a", "b"]
+    assert sorted(runner.calls[-2:]) == sorted(runner.checked[-2:])
+    runner, entries, _ = run(
         ["a", "b"], lambda name, _, c: Outcome("wrong", "late", 9.0, 1.0) if (name, c) == ("b", 6) else 1.0, repetitions=7
     )
     assert (entries["b"].verdict, entries["b"].reason, entries["b"].error) == ("wrong", "late", 9.0)
@@ -158,8 +158,8 @@ def test_the_last_round_is_judged():
 
 
 def test_who_fails_is_asked_no_more():
-    lane, entries, _ = run(["a", "b"], lambda name, *_: Outcome("crashed", "gone") if name == "a" else 1.0, samples=2, repetitions=5)
-    assert lane.calls.count("a") == 1
+    runner, entries, _ = run(["a", "b"], lambda name, *_: Outcome("crashed", "gone") if name == "a" else 1.0, samples=2, repetitions=5)
+    assert runner.calls.count("a") == 1
     assert entries["a"].row(None, 1.0, None).verdict == "crashed"
     assert len(entries["b"].times) == 5
 
@@ -250,10 +250,10 @@ def test_who_is_blamed_out_of_turn_is_asked_no_more():
             entries["culprit"].record_failure(Outcome("failed", "close is broken"))
         return {"culprit": 0.9, "good": 1.0, "near": 1.0}[name]
 
-    lane = FakeRunner(says)
-    entries = {n: Entry(MatmulAlgorithm("fake", i, n, 0, True), lane) for i, n in enumerate(("culprit", "good", "near"))}
+    runner = FakeRunner(says)
+    entries = {n: Entry(MatmulAlgorithm("fake", i, n, 0, True), runner) for i, n in enumerate(("culprit", "good", "near"))}
     Race(list(entries.values()), 1, 0, 8, 0, Deadlines(60, None)).run()
-    assert lane.seen["culprit", 0] <= 4
+    assert runner.seen["culprit", 0] <= 4
     assert {name: entry.verdict for name, entry in entries.items()} == {"culprit": "failed", "good": "", "near": ""}
 
 
@@ -321,12 +321,12 @@ def test_the_winner_is_confirmed_against_the_runner_up():
     def says(name, _, count):
         return 1.3 if (name == "lucky" and count >= 3) else ms[name]
 
-    lane, entries, _ = run(ms, says, repetitions=3)
+    runner, entries, _ = run(ms, says, repetitions=3)
     assert best_row(rows_of(entries).values()).algorithm.name == "lucky"
     notes = []
-    lane, entries, _ = run(ms, says, repetitions=3, confirm=notes)
-    assert [lane.seen[name, 0] for name in ms] == [6, 6, 3]
-    lane, entries, _ = run(ms, lambda name, _, count: says(name, _, count + 1), repetitions=4, confirm=notes)
+    runner, entries, _ = run(ms, says, repetitions=3, confirm=notes)
+    assert [runner.seen[name, 0] for name in ms] == [6, 6, 3]
+    runner, entries, _ = run(ms, lambda name, _, count: says(name, _, count + 1), repetitions=4, confirm=notes)
     rows = rows_of(entries)
     assert best_row(rows.values()).algorithm.name == "better"
     assert rows["better"].ratio == 1.0 < rows["lucky"].ratio
@@ -334,7 +334,7 @@ def test_the_winner_is_confirmed_against_the_runner_up():
 
 
 def test_one_that_fails_when_it_is_confirmed_is_no_winner():
-    lane, entries, _ = run(
+    runner, entries, _ = run(
         ["a", "b", "c"],
         lambda name, _, c: Outcome("crashed", "late") if (name, c) == ("a", 4) else {"a": 1, "b": 1.2, "c": 1.3}[name],
         repetitions=3,
@@ -343,18 +343,18 @@ def test_one_that_fails_when_it_is_confirmed_is_no_winner():
     rows = rows_of(entries)
     assert rows["a"].verdict == "crashed"
     assert best_row(rows.values()).algorithm.name == "b"
-    assert lane.seen["c", 0] == 6  # the new runner-up
+    assert runner.seen["c", 0] == 6  # the new runner-up
 
 
 def test_without_time_the_winner_is_not_confirmed_and_a_note_says_so():
     class Over(Deadlines):
         def over(self):
-            return len(lane_calls) >= 6
+            return len(calls) >= 6
 
-    lane_calls, notes = [], []
+    calls, notes = [], []
 
     def says(name, *_):
-        lane_calls.append(name)
+        calls.append(name)
         return 1.0
 
     run(["a", "b"], says, repetitions=3, deadlines=Over(60, None), confirm=notes)

@@ -42,9 +42,9 @@ class _Shared:
 
 
 class Handles:
-    """hipBLASLt handles, one a stream and at most `limit`, since each costs about 26 MB; streams past that share one.
+    """hipBLASLt handles, one per stream and at most `limit`, since each costs about 26 MB; streams past that share one.
 
-    (Stream-K kernels would deadlock with a shared handle. They are not offered: they are wrong with device records.)
+    Only stream-K kernels would deadlock with a shared handle, and they are not offered.
     """
 
     def __init__(self, limit: int) -> None:

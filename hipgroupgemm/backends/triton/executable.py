@@ -176,6 +176,7 @@ class TritonExecutable(Executable):
                 for role, moves in self._moves:
                     address = a.pointers.get(role) or base
                     if address != addresses[role]:
+                        addresses[role] = -1  # until all is written
                         for move in moves:
                             move(address)
                         addresses[role] = address
@@ -252,12 +253,13 @@ class TritonExecutable(Executable):
 
     def _move_sizes(self, a: Arguments, base: int, sizes: int) -> None:
         """Points the kernel that scans at the sizes."""
-        self._sizes = sizes
         if self._scans_itself:
             self._products[True].cells["sizes"](sizes)
-            return
-        if not self._has_scan:
-            return
+        elif self._has_scan:
+            self._set_scan(a, base, sizes)
+        self._sizes = sizes
+
+    def _set_scan(self, a: Arguments, base: int, sizes: int) -> None:
         at, view = self._offsets, a.group_sizes
         if view.device.kind == "cpu":  # as `execute` has copied them
             packed = packed_strides(view.shape, 8)

@@ -272,6 +272,41 @@ def test_a_portable_kernel_s_pointers_move(runtime):
     assert address == SIZES + 12
 
 
+def test_split_k_adds_up_into_out(runtime):
+    sizes = ArraySpec((2,), "int32")
+    config = hgg.config_for_ragged_dot(ArraySpec((65536, 64), "float32"), ArraySpec((65536, 64), "float32"), sizes, WGRAD)
+    kernel = next(k for _, k in defaults.ordered(config.key(), DEVICE) if k.split > 1)
+    ready = executable.TritonExecutable(runtime, CUDA, config.key(), kernel, DEVICE, 0, None)
+    for out, workspace in ((3 << 20, None), (4 << 20, None), (4 << 20, 9 << 20), (5 << 20, 9 << 20)):
+        arguments = call(config, out=out)
+        if workspace:
+            arguments.workspace = ArrayView(workspace, (1 << 20,), (1,), np.dtype("uint8"), CUDA, "")
+        ready.execute(arguments)
+        (scan, _), (_, main), (_, adder) = runtime.launched
+        runtime.launched.clear()
+        assert scan == "scan" and main["out"] == adder["out"] == out
+        assert main["partials"] == adder["partials"] == (workspace or BASE + ready._offsets["partials"])
+        assert (adder["M"], adder["N"], adder["groups"]) == (64, 64, 2)
+
+
+def test_an_address_that_could_not_be_written_is_written_again(runtime):
+    config = config_of("rows")
+    ready = make(runtime, config)
+    ready.execute(call(config))
+    (moves,) = [moves for role, moves in ready._moves if role == "out"]
+
+    def fail(_):
+        raise OSError("driver")
+
+    moves.append(fail)
+    with pytest.raises(OSError, match="driver"):
+        ready.execute(call(config, out=4 << 20))
+    moves.pop()
+    Encoder.replaced.clear()
+    ready.execute(call(config))
+    assert Encoder.replaced == [3 << 20]
+
+
 def test_a_capture_without_anything_prepared(runtime, monkeypatch):
     config = config_of("rows")
     monkeypatch.setattr(runtime, "capture_id", lambda _: 7)
