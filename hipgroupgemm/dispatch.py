@@ -221,10 +221,7 @@ def _check_capture(call: Call) -> None:
     on_host = call.sizes.device.kind == "cpu"
     if call.device.kind == "cpu" or (not on_host and call.check == "none"):
         return
-    runtime = get_runtime(call.device.kind)
-    with runtime.use_device(call.device.index):
-        capturing = runtime.is_capturing(call.stream)
-    if not capturing:
+    if not _capturing(call):
         return
     if call.check == "sync":
         raise RuntimeError('check="sync": a stream under graph capture cannot be waited for; capture with "none", then plan.check()')
@@ -239,11 +236,12 @@ def _order_streams(call: Call, *, before: bool) -> None:
     if call.device.kind == "cpu":
         return
     views = call.views.values() if before else (call.views["out"],)
-    for stream in {arrays.producer_stream(view) for view in views}:
-        if stream is None or stream == call.stream:
-            continue
+    others = {arrays.producer_stream(view) for view in views} - {None, call.stream}
+    if not others or _capturing(call):  # a graph cannot wait for streams that it does not have: its owner orders it
+        return
+    for stream in others:
         first, second = (stream, call.stream) if before else (call.stream, stream)
-        order_streams(call.device, first, second)
+        order_streams(call.device, int(first or 0), int(second or 0))
 
 
 def _keep_alive(call: Call) -> None:
@@ -259,12 +257,14 @@ def _keep_alive(call: Call) -> None:
         for view in call.views.values()
         if view.owner is not None and not (view.framework in ("cupy", "torch") and arrays.producer_stream(view) in waiting)
     ]
-    if not kept:
-        return
+    if kept and not _capturing(call):  # a graph's owner keeps what the graph uses
+        get_runtime(call.device.kind).keep_alive(call.device.index, call.stream, kept)
+
+
+def _capturing(call: Call) -> bool:
     runtime = get_runtime(call.device.kind)
     with runtime.use_device(call.device.index):
-        if not runtime.is_capturing(call.stream):  # a graph's owner keeps what the graph uses
-            runtime.keep_alive(call.device.index, call.stream, kept)
+        return runtime.is_capturing(call.stream)
 
 
 # ---- reading arrays directly -------------------------------------------------------------------------------------------------

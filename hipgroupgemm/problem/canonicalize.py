@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from hipgroupgemm.problem.precision import Precision, precision_of
 __all__ = ["Problem", "canonicalize", "canonicalize_for_plan", "check_host_values"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """What a call asks for, in canonical form.
 
     Attributes:

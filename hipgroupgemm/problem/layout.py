@@ -6,9 +6,8 @@ copy. The reference backend computes the ones that do not; no other backend does
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode, inner_axis
 from hipgroupgemm.operands.views import ArrayView
@@ -47,8 +46,7 @@ def _collapse(extents: Sequence[int], strides: Sequence[Sequence[int]], what: st
     return extent, list(steps)
 
 
-@dataclasses.dataclass
-class _Matrix:
+class _Matrix(NamedTuple):
     """One operand's strides along (group, batch, rows, columns), in elements."""
 
     group: int
