@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,14 +27,18 @@ __all__ = ["Harness", "Memory", "OperandSet"]
 Array = np.ndarray[Any, Any]
 
 
-class Memory(Protocol):
+class Memory:
     """Memory of a harness: `ptr` is its address, aligned to 16 bytes at least, 0 once it is free. The last reference frees it as well."""
 
-    ptr: int
-    nbytes: int
+    def __init__(self, ptr: int, nbytes: int, free: Callable[[], object]) -> None:
+        self.ptr, self.nbytes = ptr, nbytes
+        self._free = weakref.finalize(self, free)
+        self._free.atexit = False
 
     def free(self) -> None:
         """Frees it. A second call does nothing."""
+        self.ptr = 0
+        self._free()
 
 
 @dataclasses.dataclass(eq=False)
@@ -92,20 +96,12 @@ class Harness(abc.ABC):
         """Memory, not initialised."""
 
     @abc.abstractmethod
-    def _read(self, address: int, nbytes: int) -> Array:
-        """A copy of bytes on the host. Waits."""
-
-    @abc.abstractmethod
-    def _write(self, address: int, values: Array) -> None:
-        """Copies a packed host array there. Waits."""
-
-    @abc.abstractmethod
     def set_bytes(self, address: int, value: int, nbytes: int) -> None:
         """Fills a part of the harness's memory, in the stream's order."""
 
     @abc.abstractmethod
     def copy_bytes(self, target: int, source: int, nbytes: int) -> None:
-        """Copies within the harness's memory, in the stream's order."""
+        """Copies to, from or within the harness's memory, in the stream's order."""
 
     @abc.abstractmethod
     def _scatter(self, layout: Layout, address: int, numbers: Array) -> None:
@@ -138,9 +134,8 @@ class Harness(abc.ABC):
     def flush(self) -> None:
         """Drives the operands out of the caches, so that every timed call starts as cold as the others. On a GPU returns at once."""
 
-    @abc.abstractmethod
-    def synchronize(self) -> None:
-        """Waits for the stream; raises what failed on it."""
+    def synchronize(self) -> None:  # noqa: B027
+        """Waits for the stream; raises what failed on it. Nothing on a CPU."""
 
     @abc.abstractmethod
     def free_bytes(self) -> int:
@@ -149,6 +144,19 @@ class Harness(abc.ABC):
     @abc.abstractmethod
     def peak_bytes(self, call: Callable[[], object]) -> int:
         """Runs `call` and waits for it; the most bytes that it held beyond what was allocated before."""
+
+    def _read(self, address: int, nbytes: int) -> Array:
+        """A copy of bytes on the host. Waits."""
+        host = np.empty(nbytes, np.uint8)
+        if nbytes:
+            self.copy_bytes(host.ctypes.data, address, nbytes)
+            self.synchronize()
+        return host
+
+    def _write(self, address: int, values: Array) -> None:
+        """Copies a packed host array there. Waits."""
+        self.copy_bytes(address, values.ctypes.data, values.nbytes)
+        self.synchronize()
 
     # ---- operands ----------------------------------------------------------------------------------------------------------
 

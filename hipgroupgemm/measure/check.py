@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.tolerance import Tolerance, tolerance_for
 
-__all__ = ["CheckCounts", "CheckResult", "Products", "Sample", "check_result_of", "draw_sample", "host_integers", "products_of"]
+__all__ = ["CheckCounts", "CheckResult", "Products", "Sample", "Wrong", "check_result_of", "draw_sample", "host_integers", "products_of"]
 
 Array = np.ndarray[Any, Any]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -154,15 +154,29 @@ def _one_per_stretch(rng: np.random.Generator, extent: int, count: int, also: In
     return np.unique(np.concatenate([np.minimum(places, extent - 1), also]))
 
 
+class Wrong(NamedTuple):
+    """A wrong element: `place` counts (group of out, batch, row, column) in row-major order."""
+
+    place: int
+    got: float
+    wanted: float
+    bound: float
+
+    def describe(self, config: GroupedGemmConfig) -> str:
+        """It in words."""
+        within = f"within {self.bound:.1e}" if self.bound else "exactly"
+        return f"at {_place_of(config, self.place)}: got {self.got:.6g}, wanted {self.wanted:.6g} {within}"
+
+
 @dataclasses.dataclass
 class CheckCounts:
     """What a check has seen.
 
     Attributes:
         compared: elements compared with a product. square_error, square_norm: sums over them.
-        wrong, where: how many of them are wrong, and the first in words. worst: the largest error of those in units of its bound.
+        wrong, first: how many of them are wrong, and the first. worst: the largest error of those in units of its bound.
         unwritten: covered elements that still hold the poison. nan: other NaN among the covered elements. first_nan: the first of either.
-        uncovered, where_uncovered: elements that no group covers and that are not what they must be, and the first in words.
+        uncovered, first_uncovered: elements that no group covers and that are not what they must be, and the first.
         touched: bytes of out's gaps and guards that were written.
     """
 
@@ -170,51 +184,41 @@ class CheckCounts:
     square_error: float = 0.0
     square_norm: float = 0.0
     wrong: int = 0
-    where: str = ""
+    first: Wrong | None = None
     worst: float = 0.0
     unwritten: int = 0
     nan: int = 0
-    first_nan: str = ""
+    first_nan: int = 0
     uncovered: int = 0
-    where_uncovered: str = ""
+    first_uncovered: Wrong | None = None
     touched: int = 0
 
 
 def check_result_of(products: Products, seen: CheckCounts, checked: str) -> CheckResult:
     """The result of what was seen: the fault that says most comes first, all that there are are named."""
-    tolerance, limit, error = products.tolerance, products.tolerance.relative, 0.0
+    config, limit, error, faults = products.config, products.tolerance.relative, 0.0, []
     if seen.square_error != 0:
         error = math.sqrt(seen.square_error / seen.square_norm) if seen.square_norm else math.inf
-    if not math.isfinite(error):
-        error = math.inf
+        error = error if math.isfinite(error) else math.inf
     if seen.square_norm:
         # results below the output type's normal range have an absolute error, whatever their norm
-        limit += tolerance.smallest * math.sqrt(seen.compared / seen.square_norm)
-    faults = []
+        limit += products.tolerance.smallest * math.sqrt(seen.compared / seen.square_norm)
     if seen.touched:
         faults.append(f"{seen.touched} bytes between or around out's elements were written")
-    if seen.unwritten:
-        faults.append(f"{seen.unwritten} elements were not written, the first at {seen.first_nan}")
-    elif seen.nan:
-        faults.append(f"{seen.nan} elements are NaN, the first at {seen.first_nan}")
-    if seen.uncovered:
-        faults.append(f"{seen.uncovered} elements that no group covers are wrong, the first {seen.where_uncovered}")
-    if seen.wrong:
+    if seen.unwritten or seen.nan:
+        what = f"{seen.unwritten} elements were not written" if seen.unwritten else f"{seen.nan} elements are NaN"
+        faults.append(f"{what}, the first at {_place_of(config, seen.first_nan)}")
+    if seen.first_uncovered is not None:
+        faults.append(f"{seen.uncovered} elements that no group covers are wrong, the first {seen.first_uncovered.describe(config)}")
+    if seen.first is not None:
         worst = f" by up to {seen.worst:.3g} bounds" if math.isfinite(seen.worst) else ""
-        faults.append(f"{seen.wrong} of {seen.compared} elements are wrong{worst}, the first {seen.where}")
+        faults.append(f"{seen.wrong} of {seen.compared} elements are wrong{worst}, the first {seen.first.describe(config)}")
     elif seen.compared >= _ENOUGH and seen.square_norm and not error <= limit:
         faults.append(f"relative error {error:.2e}, at most {limit:.2e} is right")
     return CheckResult(error, limit, "; ".join(faults), checked)
 
 
-def describe_element(config: GroupedGemmConfig, index: int, got: float, wanted: float, bound: float) -> str:
-    """A wrong element in words; `index` counts (group of out, batch, row, column) in row-major order."""
-    text = f"at {place_of(config, index)}: got {got:.6g}, wanted {wanted:.6g}"
-    return text + (f" within {bound:.1e}" if bound else " exactly")
-
-
-def place_of(config: GroupedGemmConfig, index: int) -> str:
-    """Where an element lies, in words."""
+def _place_of(config: GroupedGemmConfig, index: int) -> str:
     group, batch, row, column = np.unravel_index(index, (config.group_count or 1, config.batch_count, config.m, config.n))
     text = f"{f'batch {batch} ' if config.batch_count > 1 else ''}row {row} column {column}"
     return f"group {group} {text}" if config.ragged_mode is RaggedDotMode.CONTRACTING else text

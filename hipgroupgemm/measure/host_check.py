@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.measure.check import CheckCounts, Products, Sample, describe_element, place_of
+from hipgroupgemm.measure.check import CheckCounts, Products, Sample, Wrong
 from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.tolerance import largest_finite
 
@@ -61,7 +61,7 @@ def check_arrays(products: Products, sample: Sample, parts: dict[str, Array], ta
 def _compare(products: Products, sample: Sample, parts: dict[str, Array], seen: CheckCounts) -> None:
     config, columns, limit = products.config, sample.columns, largest_finite(products.config.type_d)
     rhs_grouped, out_grouped = parts["rhs"].shape[0] > 1, parts["out"].shape[0] > 1
-    first_wrong, end = math.inf, 0
+    end = 0
     for product, count in zip(products.each.tolist(), sample.counts.tolist(), strict=True):
         batch, group, _, _, k_first, k_end, accumulation = product
         mine, end = sample.rows[end : end + count], end + count
@@ -91,8 +91,8 @@ def _compare(products: Products, sample: Sample, parts: dict[str, Array], seen: 
             seen.worst = math.inf if math.isnan(worst) else max(seen.worst, worst)
             i, j = np.argwhere(wrong)[0].tolist()
             index = ((slab * config.batch_count + batch) * config.m + int(mine[i])) * config.n + int(columns[j])
-            if index < first_wrong:
-                first_wrong, seen.where = index, describe_element(config, index, got[i, j], wanted[i, j], bound[i, j])
+            if seen.first is None or index < seen.first.place:
+                seen.first = Wrong(index, got[i, j], wanted[i, j], bound[i, j])
 
 
 def _inspect(products: Products, parts: dict[str, Array], tail: str, fill: int, seen: CheckCounts) -> None:
@@ -107,7 +107,7 @@ def _inspect(products: Products, parts: dict[str, Array], tail: str, fill: int, 
     if nan.any():
         seen.unwritten = int(np.count_nonzero(nan & poison))
         seen.nan = int(np.count_nonzero(nan)) - seen.unwritten
-        seen.first_nan = place_of(config, int(np.argmax(nan)))
+        seen.first_nan = int(np.argmax(nan))
     index, left = np.flatnonzero(~covered), out[~covered]
     wanted, bound = np.zeros(left.shape), np.zeros(left.shape)
     if tail == "undefined":
@@ -120,5 +120,4 @@ def _inspect(products: Products, parts: dict[str, Array], tail: str, fill: int, 
     seen.uncovered = int(np.count_nonzero(wrong))
     if seen.uncovered:
         i, j = np.argwhere(wrong)[0].tolist()
-        where = int(index[i]) * config.n + j
-        seen.where_uncovered = describe_element(config, where, float(left[i, j]), wanted[i, j], bound[i, j])
+        seen.first_uncovered = Wrong(int(index[i]) * config.n + j, float(left[i, j]), wanted[i, j], bound[i, j])

@@ -8,7 +8,7 @@ multiplies by zero is right on clean operands and wrong on recycled memory.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from hipgroupgemm.measure.size_sets import SizeSet
 from hipgroupgemm.operands.views import ArrayView
 from hipgroupgemm.problem.groups import GroupBounds, scan, select_groups
 
-__all__ = ["Inputs", "SpoiledGroup", "poison_unread", "reads_of"]
+__all__ = ["Inputs", "Part", "fill_parts", "group_parts", "reads_of", "unread_parts"]
 
 Array = np.ndarray[Any, Any]
 
@@ -86,59 +86,47 @@ def reads_of(config: GroupedGemmConfig, sizes: Any, group_offset: int = 0) -> Gr
     return select_groups(scan(each, config.ragged_extent), group_offset, config.group_count)
 
 
-def poison_unread(harness: Harness, operands: OperandSet, reads: GroupBounds) -> None:
-    """Poisons all that `reads` leaves out. Layouts whose elements are interleaved or repeated are left alone."""
-    for entry, (starts, ends) in enumerate(zip(reads.starts, reads.ends, strict=True)):
-        first, last = (int(starts[0]), int(ends[-1])) if len(starts) else (0, 0)
+Part = tuple[str, dict[int, tuple[int, int]]]
+"""Of an operand, by name: first and one-past-last index along some axes."""
+
+
+def unread_parts(operands: OperandSet, reads: GroupBounds) -> list[Part]:
+    """All that `reads` leaves out."""
+    parts: list[Part] = []
+    for entry, (starts, ends) in enumerate(zip(reads.starts.tolist(), reads.ends.tolist(), strict=True)):
+        first, last = (starts[0], ends[-1]) if starts else (0, 0)
         for name, axis in _ragged_axes(operands.config).items():
-            for part in ((0, first), (last, operands.layouts[name].shape[axis])):
-                _poison(harness, operands, name, axis, {1: (entry, entry + 1), axis: part})
+            parts += [(name, {1: (entry, entry + 1), axis: part}) for part in ((0, first), (last, operands.layouts[name].shape[axis]))]
         if operands.config.ragged_mode is RaggedDotMode.NON_CONTRACTING:
-            for group in np.flatnonzero(starts >= ends).tolist():
-                _poison(harness, operands, "rhs", 0, {0: (group, group + 1), 1: (entry, entry + 1)})
+            empty = [group for group, (start, end) in enumerate(zip(starts, ends, strict=True)) if start >= end]
+            parts += [("rhs", {0: (group, group + 1), 1: (entry, entry + 1)}) for group in empty]
+    return parts
 
 
-class SpoiledGroup:
-    """One group whose rows and weights are NaN, while those of all others are not.
+def group_parts(operands: OperandSet, reads: GroupBounds, group: int) -> tuple[list[Part], list[Part]]:
+    """What one group, counted from the first that is computed, alone reads; and what of out it alone fills."""
+    read: list[Part] = []
+    filled: list[Part] = []
+    contracting = operands.config.ragged_mode is RaggedDotMode.CONTRACTING
+    for entry, (start, end) in enumerate(zip(reads.starts[:, group].tolist(), reads.ends[:, group].tolist(), strict=True)):
+        mine = {1: (entry, entry + 1)}
+        read += [(name, mine | {axis: (start, end)}) for name, axis in _ragged_axes(operands.config).items()]
+        read += [] if contracting else [("rhs", mine | {0: (group, group + 1)})]
+        if start < end:
+            filled.append(("out", mine | ({0: (group, group + 1)} if contracting else {2: (start, end)})))
+    return read, filled
 
-    Args:
-        operands: whose. reads: of the run. group: which, counted from the first that is computed.
 
-    Attributes:
-        possible: whether the group's part of out can be told apart.
-    """
-
-    def __init__(self, harness: Harness, operands: OperandSet, reads: GroupBounds, group: int) -> None:
-        self._harness, self._operands, self._group = harness, operands, (group, group + 1)
-        self._rows = list(zip(reads.starts[:, group].tolist(), reads.ends[:, group].tolist(), strict=True))
-        layout, slab = operands.layouts["out"], operands.config.ragged_mode is RaggedDotMode.CONTRACTING
-        filled = [(entry, rows) for entry, rows in enumerate(self._rows) if rows[0] < rows[1] and layout.size]
-        own = [spans(layout, {1: (entry, entry + 1), **({0: self._group} if slab else {2: rows})}) for entry, rows in filled]
-        self.possible = all(own)
-        self._own = [span for found in own for span in found]
-
-    def poison(self) -> None:
-        """Makes the group's rows and weights NaN."""
-        for name, axis in _ragged_axes(self._operands.config).items():
-            for entry, rows in enumerate(self._rows):
-                _poison(self._harness, self._operands, name, axis, {1: (entry, entry + 1), axis: rows})
-        if self._operands.config.ragged_mode is RaggedDotMode.NON_CONTRACTING:
-            _poison(self._harness, self._operands, "rhs", 0, {0: self._group})
-
-    def overwrite(self, byte: int) -> None:
-        """Fills the group's own part of out, whose values are NaN by right, with a byte."""
-        for offset, nbytes in self._own:
-            self._harness.set_bytes(self._operands.pointers["out"] + offset, byte, nbytes)
+def fill_parts(harness: Harness, operands: OperandSet, parts: Sequence[Part], byte: int | None = None) -> None:
+    """Fills parts with NaN, or with a byte. Layouts whose elements are interleaved or repeated are left alone."""
+    for name, chosen in parts:
+        layout = operands.layouts[name]
+        if any(layout.shape[i] > 1 and layout.strides[i] == 0 for i in chosen):  # what the part tells apart repeats its elements
+            continue
+        for offset, nbytes in spans(layout, chosen):
+            harness.set_bytes(operands.pointers[name] + offset, poison_byte(layout.dtype) if byte is None else byte, nbytes)
 
 
 def _ragged_axes(config: GroupedGemmConfig) -> dict[str, int]:
     """The ragged axis of each operand that has one."""
     return {"lhs": 2} if config.ragged_mode is RaggedDotMode.NON_CONTRACTING else {"lhs": 3, "rhs": 2}
-
-
-def _poison(harness: Harness, operands: OperandSet, name: str, axis: int, chosen: Mapping[int, tuple[int, int]]) -> None:
-    layout = operands.layouts[name]
-    if any(layout.shape[i] > 1 and layout.strides[i] == 0 for i in (1, axis)):  # what the poison tells apart repeats its elements
-        return
-    for offset, nbytes in spans(layout, chosen):
-        harness.set_bytes(operands.pointers[name] + offset, poison_byte(layout.dtype), nbytes)

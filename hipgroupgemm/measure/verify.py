@@ -15,7 +15,8 @@ from hipgroupgemm.backends.base import Arguments, Executable
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.base import Harness, OperandSet
 from hipgroupgemm.measure.check import CheckResult
-from hipgroupgemm.measure.inputs import Inputs, SpoiledGroup, poison_unread, reads_of
+from hipgroupgemm.measure.inputs import Inputs, Part, fill_parts, group_parts, reads_of, unread_parts
+from hipgroupgemm.measure.layouts import spans
 from hipgroupgemm.measure.size_sets import SizeSet, size_sets
 
 __all__ = ["Outcome", "SizeSet", "Verifier", "size_sets"]
@@ -93,7 +94,7 @@ class Verifier:
         self._made_for = None
         self._index: int | None = None  # of the set that the operands are ready for
         self._current: SizeSet | None = None
-        self._spoiled: SpoiledGroup | None = None
+        self._spoiled: list[Part] = []  # of out, what is NaN by right
         self._touched = False  # a candidate has changed inputs
 
     def use(self, index: int, *, timing: bool) -> SizeSet:
@@ -111,7 +112,7 @@ class Verifier:
         if renewed:
             for turn, operands in enumerate(self.operands):
                 self.harness.renew(operands, seed=self._seed + 7919 * (index + 1) + turn)
-        self._touched, self._index, self._spoiled = True, None, None
+        self._touched, self._index, self._spoiled = True, None, []
         if chosen.adversarial and not timing and self.config.ragged_mode is not RaggedDotMode.BATCH:
             chosen = self._poison(chosen)
         self.inputs.use(chosen)
@@ -124,14 +125,13 @@ class Verifier:
         """Poisons what the sizes do not read, and the group that is to be spoiled where that can be done."""
         (operands,) = self.operands
         reads = reads_of(operands.config, chosen.sizes, chosen.group_offset)
-        poison_unread(self.harness, operands, reads)
-        if chosen.spoiled is None:
-            return chosen
-        spoiled = SpoiledGroup(self.harness, operands, reads, chosen.spoiled)
-        if not spoiled.possible:
-            return dataclasses.replace(chosen, spoiled=None)
-        spoiled.poison()
-        self._spoiled = spoiled
+        fill_parts(self.harness, operands, unread_parts(operands, reads))
+        if chosen.spoiled is not None:
+            read, filled = group_parts(operands, reads, chosen.spoiled)
+            if not all(spans(operands.layouts[name], part) for name, part in filled):
+                return dataclasses.replace(chosen, spoiled=None)
+            fill_parts(self.harness, operands, read)
+            self._spoiled = filled
         return chosen
 
     # ---- steps -------------------------------------------------------------------------------------------------------------
@@ -205,8 +205,7 @@ class Verifier:
     def _result(self, one: SizeSet, operands: OperandSet, fill: int | None, seed: int) -> CheckResult:
         """What lies in out, which was full of NaN or of a byte before the run."""
         self._note("check")
-        if self._spoiled is not None:
-            self._spoiled.overwrite(_NUMBERS)
+        fill_parts(self.harness, operands, self._spoiled, _NUMBERS)
         run: dict[str, Any] = {"alpha": one.alpha, "beta": one.beta, "tail": one.tail, "group_offset": one.group_offset}
         return self.harness.check(operands, one.sizes, seed=seed, budget=self._budget, fill=fill, without=one.spoiled, **run)
 
