@@ -43,13 +43,8 @@ class Memory:
 
 @dataclasses.dataclass(eq=False)
 class OperandSet:
-    """Operands of one config in a harness's memory. They are the harness's: `Harness.release` or `Harness.close` frees them.
-
-    Attributes:
-        config: what they are laid out for. layouts: by name, see `layouts_of`.
-        pointers: addresses of first elements by name; 0 for what has no elements.
-        memory: the harness's own.
-    """
+    """Operands of one config in a harness's memory, by name: layouts, addresses of first elements (0 where there are none) and the memory
+    itself, which goes with the last reference, or with `Harness.release` or `Harness.close`."""
 
     config: GroupedGemmConfig
     layouts: dict[str, Layout]
@@ -125,10 +120,8 @@ class Harness(abc.ABC):
 
     @abc.abstractmethod
     def time(self, call: Callable[[], object]) -> float:
-        """Runs `call` once and waits for it; milliseconds between two events around it, or of the host's clock on a CPU.
-
-        On a GPU call `flush` before, without waiting: its work hides the host's own time for launching.
-        """
+        """Runs `call` once and waits for it; milliseconds between two events around it, or of the host's clock on a CPU. On a GPU call
+        `flush` before, without waiting: its work hides the host's own time for launching."""
 
     @abc.abstractmethod
     def flush(self) -> None:
@@ -167,17 +160,13 @@ class Harness(abc.ABC):
         return memory
 
     def operands(self, config: GroupedGemmConfig, *, seed: int, copies: int = 1) -> list[OperandSet]:
-        """Fresh operands for a config: its own ragged extent, strides, alignments and types, normal random numbers, out poisoned.
-
-        What the strides skip, and guards before and behind each operand, is NaN.
+        """Fresh operands for a config: its own ragged extent, strides, alignments and types, normal random numbers, out poisoned; what the
+        strides skip, and guards before and behind each operand, is NaN. Raises MemoryError where there is no room.
 
         Args:
             config: the problem. seed: of the numbers.
             copies: sets wanted at the most, so that calls in turn find none of their inputs in a cache. Only one is made where the inputs
                 do not fit the caches anyway. All sets share one out.
-
-        Raises:
-            MemoryError: the device has not room for them.
         """
         layouts = layouts_of(config)
         inputs = sum(layout.nbytes for name, layout in layouts.items() if name != "out")
@@ -240,11 +229,7 @@ class Harness(abc.ABC):
         group_offset: int | ArrayView = 0,
         ends: bool = False,
     ) -> Arguments:
-        """What an executable is given to run on the operands; None takes the config's alpha or beta.
-
-        Raises:
-            ValueError: beta is 0 where the config's is not, or the other way round: c would be missing.
-        """
+        """What an executable is given to run on the operands; None takes the config's alpha or beta, which may not come or go."""
         config = _with_scalars(operands.config, alpha, beta)
         return Arguments(config, dict(operands.pointers), sizes, ends, group_offset, tail, "none", self.stream)
 
@@ -296,11 +281,7 @@ class Harness(abc.ABC):
             fill: the byte that `poison` filled out with, None for NaN.
             without: a group, counted from `group_offset` on, of which nothing is compared; its elements must not be NaN, though.
 
-        Returns:
-            A CheckResult. Its error is infinite where NaN or infinities were computed that are not right.
-
-        Raises:
-            ValueError: sizes that are negative, sum past the ragged extent, or have another shape than the config says.
+        The error is infinite where NaN or infinities were computed that are not right. Raises ValueError for sizes that do not fit.
         """
         products = products_of(_with_scalars(operands.config, alpha, beta), host_sizes, group_offset, without)
         sample = draw_sample(products, seed, self.budget if budget is None else budget)

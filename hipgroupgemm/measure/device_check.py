@@ -11,18 +11,9 @@ from hipgroupgemm.measure.check import Products, Sample, Wrong
 from hipgroupgemm.measure.layouts import Layout
 
 __all__ = [
-    "CHECK_ARGUMENTS",
-    "CHECK_TILE",
-    "COUNTS",
-    "MEMORY_ARGUMENTS",
-    "TENSOR",
-    "TYPES",
-    "first_wrong",
-    "tensor_of",
-    "tiles_of",
-    "walk_axes",
+    "CHECK_ARGUMENTS", "CHECK_TILE", "COUNTS", "MEMORY_ARGUMENTS", "TENSOR", "TYPES", "first_wrong", "tensor_of", "tiles_of", "walk_axes",
     "walk_units",
-]
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 

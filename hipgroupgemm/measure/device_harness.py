@@ -14,8 +14,7 @@ from hipgroupgemm import native
 from hipgroupgemm.backends.device_kernels import THREADS, kernel_headers
 from hipgroupgemm.measure import device_check as dc
 from hipgroupgemm.measure.base import Array, Harness, Memory, OperandSet
-from hipgroupgemm.measure.check import CheckCounts, Products, Sample
-from hipgroupgemm.measure.host_check import check_arrays
+from hipgroupgemm.measure.check import CheckCounts, Products, Sample, check_arrays
 from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.operands.views import Device

@@ -11,8 +11,8 @@ import numpy as np
 from hipgroupgemm.measure.workloads import MoEShape, Sizes
 
 __all__ = [
-    "DISTRIBUTIONS", "DistributionError", "balanced_sizes", "dirichlet_sizes", "group_size_vectors",
-    "group_sizes_of", "read_group_sizes", "scale_group_sizes", "zipf_sizes",
+    "DISTRIBUTIONS", "DistributionError", "balanced_sizes", "dirichlet_sizes", "group_size_vectors", "group_sizes_of", "read_group_sizes",
+    "scale_group_sizes", "zipf_sizes",
 ]  # fmt: skip
 
 DISTRIBUTIONS = ("balanced", "zipf", "dirichlet")

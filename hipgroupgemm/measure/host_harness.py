@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from hipgroupgemm.measure.base import Array, Harness, Memory, OperandSet
-from hipgroupgemm.measure.check import CheckCounts, Products, Sample
+from hipgroupgemm.measure.check import CheckCounts, Products, Sample, check_arrays, differing, digest_of, touched_bytes
 from hipgroupgemm.measure.environment import blas_threads, busy_note, load_average
-from hipgroupgemm.measure.host_check import check_arrays, differing, digest_of, touched_bytes
 from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.operands.dtypes import compute_type_of

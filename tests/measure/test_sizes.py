@@ -9,10 +9,9 @@ from harness_contract import Case, case_list, offset_config
 
 import hipgroupgemm as hgg
 from hipgroupgemm.measure.harness import harness_for, layouts_of
-from hipgroupgemm.measure.inputs import fill_parts, group_parts, reads_of, unread_parts
 from hipgroupgemm.measure.layouts import spans
 from hipgroupgemm.measure.sizes import adversarial_sizes, origin_of, seed_sizes, size_class, size_class_of, size_samples
-from hipgroupgemm.measure.verify import size_sets
+from hipgroupgemm.measure.verify import fill_parts, group_parts, reads_of, size_sets, unread_parts
 
 EXTENTS = [(0, 0), (0, 3), (1, 1), (1, 5), (2, 1), (3, 9), (5, 2), (7, 3), (1002, 4), (640, 128), (100_000, 8), (130, 130), (129, 130)]
 
