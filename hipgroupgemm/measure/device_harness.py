@@ -80,8 +80,6 @@ class DeviceHarness(Harness):
         self._trash_counts: Memory | None = None
         self._closed = False
 
-    # ---- kernels -----------------------------------------------------------------------------------------------------------
-
     def _launch(self, name: str, arguments: Array, grid: int) -> None:
         with self.runtime.use_device(self._index):
             self._kernels.launch(name, arguments, grid, self.stream)
@@ -117,8 +115,6 @@ class DeviceHarness(Harness):
     def _sum(self, name: str, arguments: Array, grid: int) -> int:
         _, arguments["findings"] = self._bring([], grid)
         return int(self._counts(name, arguments, grid)["count"].sum())
-
-    # ---- memory ------------------------------------------------------------------------------------------------------------
 
     def _allocate(self, nbytes: int) -> Memory:
         runtime, index = self.runtime, self._index
@@ -175,8 +171,6 @@ class DeviceHarness(Harness):
         self.synchronize()
         return max(before - self.runtime.memory_info(self._index)[0], 0)
 
-    # ---- results -----------------------------------------------------------------------------------------------------------
-
     def _check(self, operands: OperandSet, products: Products, sample: Sample, tail: str, fill: int) -> CheckCounts:
         layouts, small = operands.layouts, operands.nbytes <= _ON_HOST
         unread = [layout.dtype.name for layout in layouts.values() if layout.dtype.name not in dc.TYPES]
@@ -226,8 +220,6 @@ class DeviceHarness(Harness):
             int(x) for x in (found["unwritten"].sum(), found["nan"].sum(), found["first_nan"].min())
         )
         return seen, overflowed
-
-    # ---- time --------------------------------------------------------------------------------------------------------------
 
     def time(self, call: Callable[[], object]) -> float:
         """Milliseconds between two events on the stream."""

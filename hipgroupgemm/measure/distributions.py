@@ -109,7 +109,7 @@ def read_group_sizes(path: str | Path, experts: int | None = None) -> list[np.nd
 
     Raises:
         OSError: the file can't be read.
-        ValueError: it holds something else; the text says where, and what to do.
+        ValueError: it holds something else; the text says where.
     """
     path = Path(path)
     if path.is_dir():
@@ -144,9 +144,8 @@ def _npy_rows(path: Path) -> list[Any]:
         data.close()
         raise ValueError(f"{path}: is an archive of arrays; write the sizes alone: {_SAVE}")
     if data.dtype.kind not in "iu" or data.ndim not in (1, 2):
-        raise ValueError(
-            f"{path}: holds {data.dtype} of shape {data.shape}, wanted integers of shape (E,) or (vectors, E); write it with {_SAVE}"
-        )
+        what = f"holds {data.dtype} of shape {data.shape}, wanted integers of shape (E,) or (vectors, E)"
+        raise ValueError(f"{path}: {what}; write it with {_SAVE}")
     return list(np.atleast_2d(data).tolist())
 
 

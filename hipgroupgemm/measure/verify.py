@@ -18,7 +18,7 @@ from hipgroupgemm.backends.base import Arguments, Executable
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.base import Harness, OperandSet
 from hipgroupgemm.measure.check import CheckResult
-from hipgroupgemm.measure.layouts import poison_byte, spans
+from hipgroupgemm.measure.layouts import spans
 from hipgroupgemm.measure.sizes import SizeSet, size_sets
 from hipgroupgemm.operands.views import ArrayView
 from hipgroupgemm.problem.groups import GroupBounds, scan, select_groups
@@ -145,7 +145,7 @@ def fill_parts(harness: Harness, operands: OperandSet, parts: Sequence[Part], by
         if any(layout.shape[i] > 1 and layout.strides[i] == 0 for i in chosen):  # what the part tells apart repeats its elements
             continue
         for offset, nbytes in spans(layout, chosen):
-            harness.set_bytes(operands.pointers[name] + offset, poison_byte(layout.dtype) if byte is None else byte, nbytes)
+            harness.set_bytes(operands.pointers[name] + offset, layout.poison if byte is None else byte, nbytes)
 
 
 def _ragged_axes(config: GroupedGemmConfig) -> dict[str, int]:
@@ -233,8 +233,6 @@ class Verifier:
             fill_parts(self.harness, operands, read)
             self._spoiled = filled
         return chosen
-
-    # ---- steps -------------------------------------------------------------------------------------------------------------
 
     def check(self, index: int, prepare: Callable[[], Executable], *, deterministic: bool = False) -> Outcome:
         """Runs a candidate on a poisoned out and checks the result; where it claims to be deterministic, runs it again on an out full of
