@@ -170,6 +170,8 @@ class SweepFile:
         RequestError: there is something already. RuntimeError: another sweep is writing to it. ValueError: see `read_sweep`.
     """
 
+    sweep: Sweep
+
     def __init__(self, path: Path, header: Header | None = None, *, overwrite: bool = False) -> None:
         self._file: BinaryIO
         self._end: int | None = None  # where what is left of a killed sweep's last line begins
@@ -181,11 +183,11 @@ class SweepFile:
             self._file, self._end = path.open("r+b" if path.exists() else "xb"), 0
         try:
             _lock(self._file, path)
-            self.sweep = read_sweep(path) if header is None else None
-            if self.sweep is not None:
-                self._end = self.sweep.size
-            elif header is not None:
+            if header is not None:
                 self.append(header)
+            else:
+                self.sweep = read_sweep(path)
+                self._end = self.sweep.size
         except BaseException:
             self.close()
             raise
