@@ -10,7 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,11 +22,6 @@ from hipgroupgemm.operands.dtypes import ALIASES, DTYPES, dtype_of
 from hipgroupgemm.operands.views import Device
 
 # ruff: noqa: D102 - what convert does stands in click
-
-if TYPE_CHECKING:
-    ParamType = click.ParamType[Any]  # generic for type checkers only: older releases of click can't be subscripted
-else:
-    ParamType = click.ParamType
 
 __all__ = [
     "BYTES",
@@ -48,7 +43,7 @@ __all__ = [
 PLOTS = (".png", ".svg", ".pdf")
 
 
-class Parsed(ParamType):
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # older releases of click can't be subscripted
     """What a function makes of a text; its ValueError is the usage error."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
