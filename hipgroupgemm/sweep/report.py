@@ -19,8 +19,7 @@ from rich.console import Console
 from hipgroupgemm.benchmark.plots import Panel, save_panels
 from hipgroupgemm.measure.environment import busy_note
 from hipgroupgemm.measure.text import STDOUT, bytes_text, number_text, plain_width, stdout_console, write_text
-from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
-from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, compare, flat, series_of
+from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, compare, flat, means_by_class, series_of
 from hipgroupgemm.sweep.plots import comparison_panels, sweep_panels
 from hipgroupgemm.sweep.results import RIGHT, Record, Row, Sweep, identity_text, read_sweep
 from hipgroupgemm.tuning.tables import FEW, WIDE, Column, fitting_table, noise_text
@@ -195,7 +194,6 @@ def _print_summary(console: Console, sweep: Sweep) -> dict[str, Any]:
     """A sweep in numbers, printed and as plain data."""
     records, first = sweep.records, sweep.records[0]
     fractions = [(record.job.kind, record.best.fraction) for record in records if record.best is not None and record.best.fraction]
-    by_class = {name: [fraction for kind, fraction in fractions if name in ("all", kind)] for name in ("all", *CLASSES)}
     facts: dict[str, Any] = {
         "label": sweep.label,
         "file": {"path": str(sweep.path), "jobs_done": sweep.done, "jobs_wanted": sweep.header.jobs},
@@ -204,7 +202,7 @@ def _print_summary(console: Console, sweep: Sweep) -> dict[str, Any]:
         "jobs": Counter(record.status for record in records),
         "candidates": Counter(row.verdict for record in records for row in record.rows),
         "winners by backend": Counter(record.best.backend for record in records if record.best is not None),
-        "fraction_of_floor": {name: geometric_mean(values) for name, values in by_class.items() if values},
+        "fraction_of_floor": means_by_class(fractions),
         "warnings": warnings_of(records),
     }
     tell = functools.partial(say, console=console)
@@ -261,17 +259,18 @@ def _print_list(console: Console, lines: Sequence[str], title: str = "", style: 
 
 
 def _print_pairs(console: Console, title: str, pairs: Sequence[Pair]) -> None:
-    def numbers(name: str) -> list[str]:
-        return ["-" if (value := getattr(pair, name)) is None else f"{value:.3f}" for pair in pairs]
+    def numbers(title: str, name: str, rank: int) -> Column:
+        values = [getattr(pair, name) for pair in pairs]
+        return Column(title, ["-" if value is None else f"{value:.3f}" for value in values], rank)
 
     columns = [
         Column("class", [pair.job.kind for pair in pairs], right=False),
         Column("before ms", [number_text(pair.base_ms) for pair in pairs], 1),
         Column("now ms", [number_text(pair.other_ms) for pair in pairs], 1),
         Column("ratio", [f"{pair.mark} {pair.ratio:.3f}" for pair in pairs]),
-        Column("from", numbers("ratio_from"), 2),
-        Column("to", numbers("ratio_to"), 2),
-        Column("same alg.", numbers("same_algorithms_ratio"), 3),
+        numbers("from", "ratio_from", 2),
+        numbers("to", "ratio_to", 2),
+        numbers("same alg.", "same_algorithms_ratio", 3),
         Column("winner before", [str(pair.base_winner) if pair.changed else "" for pair in pairs], 4, False, True),
         Column("winner", [f"{'-> ' * pair.changed}{pair.other_winner}" for pair in pairs], right=False, name=True),
     ]
@@ -292,14 +291,7 @@ def _finding(found: Finding) -> str:
 
 def _as_dict(comparison: Comparison) -> dict[str, Any]:
     """Everything that a comparison has, as plain data."""
-    return {
-        "base": comparison.base.label,
-        "other": comparison.other.label,
-        "warnings": comparison.warnings,
-        "ratio": comparison.means,
-        "problems": list(map(flat, comparison.problems)),
-        "newly_wrong": list(map(flat, comparison.newly_wrong)),
-        "newly_right": list(map(flat, comparison.newly_right)),
-        "new_algorithms": comparison.new,
-        "missing_algorithms": comparison.missing,
-    }
+    lists = {name: list(map(flat, getattr(comparison, name))) for name in ("problems", "newly_wrong", "newly_right")}
+    labels = {"base": comparison.base.label, "other": comparison.other.label}
+    algorithms = {"new_algorithms": comparison.new, "missing_algorithms": comparison.missing}
+    return {**labels, "warnings": comparison.warnings, "ratio": comparison.means, **lists, **algorithms}
