@@ -62,7 +62,7 @@ class PreparedCall:
         version: `selection.version` when the plan was chosen.
     """
 
-    __slots__ = ("_call", "_last", "_like", "_out_reach", "_reaches", "_sizes", "plan", "problem", "version")
+    __slots__ = ("_c_like_out", "_call", "_last", "_like", "_out_reach", "_reaches", "_sizes", "plan", "problem", "version")
 
     def __init__(self, plan: Plan | None, problem: Problem, call: Call) -> None:
         self.plan, self.problem, self.version = plan, problem, selection.version
@@ -71,14 +71,19 @@ class PreparedCall:
         self._like = ArrayView(0, (), (), call.lhs.dtype, call.lhs.device, call.lhs.framework)  # keeps no array alive
         self._call = Call({}, call.ends, call.group_offset, call.alpha, call.beta, call.tail, "none", call.device, call.stream)
         self._reaches = tuple((role, view.reach) for role, view in call.views.items() if role != "out")
-        self._out_reach = call.views["out"].reach if "out" in call.views else 0
+        c, out = call.views.get("c"), call.views.get("out")
+        self._out_reach = 0 if out is None else out.reach
+        self._c_like_out = c is not None and out is not None and (c.shape, c.strides) == (out.shape, out.strides)  # may be exactly out
         self._last: tuple[dict[str, int], Arguments] | None = None
 
     def may_overlap(self, pointers: dict[str, int]) -> bool:
         """Whether the caller's out may share memory with another operand, so that the call has to be parsed."""
         start = pointers.get("out", 0)
         end = start + self._out_reach
-        return start != end and any([start < pointers[role] + reach and pointers[role] < end for role, reach in self._reaches])
+        if start == end:
+            return False
+        found = [role for role, reach in self._reaches if start < pointers[role] + reach and pointers[role] < end]
+        return found != [] and not (found == ["c"] and self._c_like_out and pointers["c"] == start)
 
     def again(self, pointers: dict[str, int], lhs: Any, out: Any) -> Any:
         """Makes the call with operands at these addresses; `_CLOSED` where the plan has been closed meanwhile. A new out is like lhs."""

@@ -317,3 +317,18 @@ def test_cupy_streams_are_those_of_the_operands_device(gpu, monkeypatch):
         hgg.ragged_dot(*inputs, out=out)
         assert gpu.backend.calls[-1][3] == 0x100
     assert current == [0]
+
+
+def test_adding_into_out_is_recognised_and_half_an_overlap_is_not(gpu, looked):
+    lhs, rhs, sizes = operands()
+    for _ in range(3):
+        out = FakeArray((64, 48), BF16)
+        assert hgg.ragged_dot(lhs, rhs, sizes, out=out, c=out, beta=1.0) is out
+    assert len(looked) == 1
+    with pytest.raises(ValueError, match="out: shares memory with c without being exactly c"):
+        hgg.ragged_dot(lhs, rhs, sizes, out=out, c=FakeArray((64, 48), BF16, out.data.ptr + 96), beta=1.0)
+    a, b = np.ones((5, 4), np.float32), np.ones((2, 4, 6), np.float32)
+    total = np.zeros((5, 6), np.float32)
+    for turn in range(1, 4):
+        hgg.ragged_dot(a, b, np.array([2, 3]), out=total, c=total, beta=1.0)
+        assert (total == 4 * turn).all()
