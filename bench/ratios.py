@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.benchmark.baselines import BASELINES, PADDED, Baseline, Problem
-from hipgroupgemm.benchmark.runner import Candidate, Job, Runner
+from hipgroupgemm.benchmark.baselines import BASELINES, PADDED, Baseline
+from hipgroupgemm.benchmark.runner import Job, Runner
 from hipgroupgemm.measure.base import Harness
 from hipgroupgemm.measure.distributions import balanced_sizes
 from hipgroupgemm.measure.environment import blas_threads
 from hipgroupgemm.measure.harness import harness_for
-from hipgroupgemm.measure.timer import ratio_to, time_rounds
-from hipgroupgemm.measure.verify import SizeSet, Verifier
-from hipgroupgemm.measure.workloads import CLASSES, PRESETS, MoEShape, config_of, geometric_mean
+from hipgroupgemm.measure.timer import ratio_to
+from hipgroupgemm.measure.workloads import CLASSES, PRESETS, MoEShape, geometric_mean
 
 __all__ = ["Ratio", "bare_loop_ratio", "measure_ratios", "padded_ratio"]
 
@@ -65,7 +63,7 @@ class Ratio:
         return {**dataclasses.asdict(self), "value": self.value, "met": self.met}
 
 
-def bare_loop(p: Problem) -> None:
+def bare_loop(p: Baseline) -> None:
     """The products of a problem's groups and nothing else: what any implementation on NumPy has to do."""
     for group, (start, end) in enumerate(itertools.pairwise([0, *np.cumsum(p.host_sizes).tolist()])):
         if p.contracting:
@@ -97,7 +95,7 @@ def _ratio(
     harness: Harness,
     name: str,
     shape: MoEShape,
-    function: Callable[[Problem], None],
+    function: Callable[[Baseline], None],
     seconds: float,
     seed: int,
     *,
@@ -105,30 +103,14 @@ def _ratio(
     larger: bool,
 ) -> Ratio:
     medians, best, faults = {}, {}, []
-    runner = Runner(harness, np.dtype(np.float32), None, seed=seed)
+    settings = {"seed": seed, "rounds": (3, 40), "budget": seconds / len(CLASSES) / 2}
+    runner = Runner(harness, np.dtype(np.float32), None, ["reference"], {"the other": ("", function)}, **settings)
     for kind in CLASSES.values():
-        job = Job(kind, shape, balanced_sizes(shape.m, shape.e), "balanced")
-        config = config_of(kind, shape, "float32")
-        reference = runner.backend_candidate(job, config, "reference")
-        row = dataclasses.replace(reference.row, backend="the other")
-        other = Candidate(row, functools.partial(Baseline, harness, config, job.sizes, function), harness)
-        verifier = Verifier(harness, config, [SizeSet("balanced sizes", job.sizes)], seed=seed, copies=1, watch=False)
-        pair = (other, reference)
-        for candidate in pair:  # warm-up and check
-            candidate.rounds = 40
-            candidate.take(functools.partial(verifier.check, 0, candidate.itself))
-            if candidate.row.status != "ok":
-                faults.append(f"{name}: {kind.name}: {candidate.row.backend}: {candidate.row.detail}")
-                candidate.row.status = "ok"
-
-        def once(candidate: Candidate, turn: int, verifier: Verifier = verifier) -> float | None:
-            return verifier.time(0, turn, candidate.itself).ms
-
-        time_rounds(pair, once, rounds=(3, 40), seconds=seconds / len(CLASSES), seed=seed)
-        verifier.close()
-        top, bottom = (other, reference) if larger else (reference, other)
+        pair = runner.measure(Job(kind, shape, balanced_sizes(shape.m, shape.e), "balanced"))
+        faults += [f"{name}: {kind.name}: {one.row.backend}: {one.row.detail}" for one in pair if one.row.status != "ok"]
+        bottom, top = pair if larger else pair[::-1]
         medians[kind.name] = ratio_to(top, bottom) or float("nan")
-        best[kind.name] = min(top.times.values()) / min(bottom.times.values())
+        best[kind.name] = min(top.times.values(), default=float("nan")) / min(bottom.times.values(), default=float("nan"))
     return Ratio(name, medians, best, limit, larger, tuple(faults))
 
 

@@ -43,9 +43,9 @@ def main() -> int:
 
     from ratios import measure_ratios
 
-    from hipgroupgemm.benchmark.command import Request, measure, plot_note, print_machine
-    from hipgroupgemm.benchmark.plots import plot_floor, plot_speedup
-    from hipgroupgemm.benchmark.table import print_rows, write_csv, write_json
+    from hipgroupgemm.benchmark.command import Request, measure, plot_note, print_result
+    from hipgroupgemm.benchmark.plots import plot_rows
+    from hipgroupgemm.benchmark.rows import write_csv, write_json
     from hipgroupgemm.measure.text import stdout_console
     from hipgroupgemm.measure.workloads import CLASSES, PRESETS, presets_of
 
@@ -65,8 +65,7 @@ def main() -> int:
             result.interrupted = True
 
     console = stdout_console()
-    print_rows(console, result.rows)
-    print_machine(console, result)
+    print_result(console, result)
     for ratio in ratios:
         console.print(ratio.describe(), highlight=False, soft_wrap=True)
     console.print(f"import hipgroupgemm: {import_milliseconds():.0f} ms (wanted at most 30)", highlight=False)
@@ -74,9 +73,9 @@ def main() -> int:
     context = {**result.record(), "ratios": [ratio.as_dict() for ratio in ratios]}
     write_json(options.out / "ragged_dot.json", result.rows, context)
     if any(row.speedup is not None for row in result.rows):
-        for suffix in (".png", ".svg"):
-            plot_speedup(result.rows, options.out / f"speedup{suffix}", plot_note(result))
-            plot_floor(result.rows, options.out / f"floor{suffix}", plot_note(result))
+        for name, field in (("speedup", "speedup"), ("floor", "floor_fraction")):
+            for suffix in (".png", ".svg"):
+                plot_rows(result.rows, options.out / f"{name}{suffix}", plot_note(result), [field])
     faults = [fault for ratio in ratios for fault in ratio.faults]
     for fault in faults:
         console.print(fault, style="bold red", markup=False)

@@ -7,6 +7,7 @@
 
 from typing import TYPE_CHECKING
 
+from hipgroupgemm import hooks
 from hipgroupgemm.api import (
     clear_plan_cache,
     config_for_ragged_dot,
@@ -54,9 +55,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "TuningReport":  # a plan's autotune() returns one; nothing else needs it
-        from hipgroupgemm.tuning import report
-
-        return report.TuningReport
+        found: object = hooks.resolve(name)
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import json
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -374,6 +373,8 @@ class GroupedGemmConfig:
 
     def to_json(self) -> str:
         """This config as one JSON object; `from_json` gives an equal config back."""
+        import json  # here, since importing the package should cost little
+
         data: dict[str, Any] = {"version": JSON_VERSION}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -387,6 +388,8 @@ class GroupedGemmConfig:
 
         Raises ValueError for text that is no such object, of another version, or with fields missing, unknown or of a wrong type.
         """
+        import json
+
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:

@@ -136,26 +136,26 @@ class CallCache:
     """Calls by key, bounded: all are forgotten when there are too many."""
 
     def __init__(self) -> None:
-        self._calls: dict[Hashable, PreparedCall] = {}
+        self.calls: dict[Hashable, PreparedCall] = {}
         _caches.add(self)
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self.calls)
 
     def get(self, key: Hashable) -> PreparedCall | None:
         """The call of that key, unless backends or stored results have changed since."""
-        found = self._calls.get(key)
+        found = self.calls.get(key)
         return None if found is None or found.version != selection.version else found
 
     def put(self, key: Hashable, prepared: PreparedCall) -> None:
         """Keeps a call."""
-        if len(self._calls) >= _MOST_CALLS:
-            self._calls.clear()
-        self._calls[key] = prepared
+        if len(self.calls) >= _MOST_CALLS:
+            self.calls.clear()
+        self.calls[key] = prepared
 
     def clear(self) -> None:
         """Forgets all."""
-        self._calls.clear()
+        self.calls.clear()
 
 
 def run(
@@ -178,8 +178,8 @@ def run(
     read = _read(arguments, values) if remembered else None
     if read is not None:
         key, pointers = read
-        prepared = cache.get(key)
-        if prepared is not None and not prepared.may_overlap(pointers):
+        prepared = cache.calls.get(key)  # not get(): this is the path whose host time counts
+        if prepared is not None and prepared.version == selection.version and not prepared.may_overlap(pointers):
             result = prepared.again(pointers, arguments["lhs"], arguments["out"])
             if result is not _CLOSED:
                 return result
@@ -221,10 +221,7 @@ def _check_capture(call: Call) -> None:
     on_host = call.sizes.device.kind == "cpu"
     if call.device.kind == "cpu" or (not on_host and call.check == "none"):
         return
-    runtime = get_runtime(call.device.kind)
-    with runtime.use_device(call.device.index):
-        capturing = runtime.is_capturing(call.stream)
-    if not capturing:
+    if not _capturing(call):
         return
     if call.check == "sync":
         raise RuntimeError('check="sync": a stream under graph capture cannot be waited for; capture with "none", then plan.check()')
@@ -239,11 +236,12 @@ def _order_streams(call: Call, *, before: bool) -> None:
     if call.device.kind == "cpu":
         return
     views = call.views.values() if before else (call.views["out"],)
-    for stream in {arrays.producer_stream(view) for view in views}:
-        if stream is None or stream == call.stream:
-            continue
+    others = {arrays.producer_stream(view) for view in views} - {None, call.stream}
+    if not others or _capturing(call):  # a graph cannot wait for streams that it does not have: its owner orders it
+        return
+    for stream in others:
         first, second = (stream, call.stream) if before else (call.stream, stream)
-        order_streams(call.device, first, second)
+        order_streams(call.device, int(first or 0), int(second or 0))
 
 
 def _keep_alive(call: Call) -> None:
@@ -259,12 +257,14 @@ def _keep_alive(call: Call) -> None:
         for view in call.views.values()
         if view.owner is not None and not (view.framework in ("cupy", "torch") and arrays.producer_stream(view) in waiting)
     ]
-    if not kept:
-        return
+    if kept and not _capturing(call):  # a graph's owner keeps what the graph uses
+        get_runtime(call.device.kind).keep_alive(call.device.index, call.stream, kept)
+
+
+def _capturing(call: Call) -> bool:
     runtime = get_runtime(call.device.kind)
     with runtime.use_device(call.device.index):
-        if not runtime.is_capturing(call.stream):  # a graph's owner keeps what the graph uses
-            runtime.keep_alive(call.device.index, call.stream, kept)
+        return runtime.is_capturing(call.stream)
 
 
 # ---- reading arrays directly -------------------------------------------------------------------------------------------------
@@ -294,14 +294,14 @@ def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[H
 def _read_numpy(arguments: dict[str, Any], kind: Any) -> _Read | None:
     layouts: list[Hashable] = []
     pointers = {}
-    for name in ARRAYS:
+    for name, role in _ROLES_OF_ARRAYS:
         array = arguments[name]
         if array is None:
             layouts.append(None)
         elif type(array) is kind:
             pointer = array.__array_interface__["data"][0]
-            pointers[_ROLE_OF.get(name, name)] = pointer
-            layouts.append((pointer & 15, array.shape, array.strides, array.dtype, name != "out" or array.flags.writeable))
+            pointers[role] = pointer
+            layouts += (pointer & 15, array.shape, array.strides, array.dtype, name != "out" or array.flags.writeable)
         else:
             return None
     return tuple(layouts), pointers, 0
@@ -310,18 +310,17 @@ def _read_numpy(arguments: dict[str, Any], kind: Any) -> _Read | None:
 def _read_cupy(arguments: dict[str, Any], kind: Any) -> _Read | None:
     layouts: list[Hashable] = []
     pointers = {}
-    device = arguments["lhs"].data.device_id
-    for name in ARRAYS:
+    for name, role in _ROLES_OF_ARRAYS:
         array = arguments[name]
         if array is None:
             layouts.append(None)
         elif type(array) is kind:
             data = array.data
-            pointer = pointers[_ROLE_OF.get(name, name)] = data.ptr
-            layouts.append((pointer & 15, array.shape, array.strides, array.dtype, data.device_id))
+            pointer = pointers[role] = data.ptr
+            layouts += (pointer & 15, array.shape, array.strides, array.dtype.num, data.device_id)
         else:
             return None
-    return tuple(layouts), pointers, arrays.current_cupy_stream(device)
+    return tuple(layouts), pointers, arrays.current_cupy_stream(arguments["lhs"].data.device_id)
 
 
 def _read_torch(arguments: dict[str, Any], kind: Any) -> _Read | None:
@@ -331,13 +330,13 @@ def _read_torch(arguments: dict[str, Any], kind: Any) -> _Read | None:
     pointers = {}
     index = arguments["lhs"].get_device()
     try:
-        for name in ARRAYS:
+        for name, role in _ROLES_OF_ARRAYS:
             tensor = arguments[name]
             if tensor is None:
                 layouts.append(None)
             elif type(tensor) is kind and not (tensor.requires_grad or tensor.is_neg()):
-                pointer = pointers[_ROLE_OF.get(name, name)] = tensor.data_ptr()
-                layouts.append((pointer & 15, tensor.shape, tensor.stride(), tensor.dtype, tensor.device))
+                pointer = pointers[role] = tensor.data_ptr()
+                layouts += (pointer & 15, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
             else:
                 return None
     except RuntimeError:  # a sparse or nested tensor has no address or no strides
@@ -345,7 +344,7 @@ def _read_torch(arguments: dict[str, Any], kind: Any) -> _Read | None:
     return tuple(layouts), pointers, 0 if index < 0 else arrays.current_torch_stream(index)
 
 
-_ROLE_OF = {"offs": "group_sizes"}
+_ROLES_OF_ARRAYS = tuple((name, "group_sizes" if name == "offs" else name) for name in ARRAYS)
 _readers: dict[type, _Reader | None] = {np.ndarray: _read_numpy}
 
 

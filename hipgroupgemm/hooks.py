@@ -13,12 +13,13 @@ __all__ = ["resolve"]
 
 _NAMES = {
     "autotune": "hipgroupgemm.tuning.keep:tune_plan",
+    "TuningReport": "hipgroupgemm.tuning.report:TuningReport",
     "stored_lookup": "hipgroupgemm.store.store:lookup_for_plan",
 }
 
 
 @functools.cache
 def resolve(name: str) -> Any:
-    """The function of that name: "autotune" or "stored_lookup"."""
+    """What stands under that name: "autotune", "stored_lookup" or "TuningReport"."""
     module, _, function = _NAMES[name].partition(":")
     return getattr(importlib.import_module(module), function)

@@ -313,7 +313,7 @@ def check_same(bench: Harness, case: Case, rng: np.random.Generator) -> None:
             assert bench.same(operands, snapshot) == count
         bench.poison(operands)
         assert bench.same(operands, snapshot) == layout.size
-    snapshot.release()
+    snapshot.free()
     bench.release(operands)
 
 

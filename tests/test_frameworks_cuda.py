@@ -61,7 +61,7 @@ def test_a_graph_outlives_the_cache_of_plans(groups, torch, rng):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):  # on a stream of its own, which was never used
         hgg.ragged_dot(lhs, rhs, sizes, out=out)
-    assert hgg.clear_plan_cache() == 1
+    assert hgg.clear_plan_cache() >= 1  # plans that graphs used stay
     for n in range(1, 140):  # more plans than the cache holds
         small = torch.ones(4, 16, device="cuda", dtype=torch.bfloat16)
         hgg.ragged_dot(small, torch.ones(2, 16, 8 * n, device="cuda", dtype=torch.bfloat16), torch.tensor([1, 2], device="cuda"))
@@ -117,10 +117,11 @@ def test_close_gives_back_what_captures_took(torch, rng):
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
 
-    rounds(4)
-    before = rounds(4)
-    after = rounds(60)
-    assert before - after < 4 << 20, f"{(before - after) >> 20} MB are gone"
+    rounds(60)
+    before = rounds(60)
+    for _ in range(4):
+        after = rounds(60)
+    assert before - after < 2 << 20, f"{(before - after) >> 20} MB are gone"
 
 
 def test_jax_temporaries_may_be_dropped_at_once(rng):

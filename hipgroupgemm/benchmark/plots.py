@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hipgroupgemm.benchmark.baselines import PADDED
-from hipgroupgemm.benchmark.runner import Row
+from hipgroupgemm.benchmark.rows import Row
 from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
 
-__all__ = ["SUFFIXES", "Panel", "Place", "cluster_text", "floor_label", "plot_both", "plot_floor", "plot_speedup", "save_panels"]
+__all__ = ["Panel", "Place", "cluster_text", "draw_panel", "floor_label", "plot_rows", "save_panels"]
 
-SUFFIXES = (".png", ".svg", ".pdf")
 _COLOURS = ("#1b6ca8", "#6fb1de", "#c8553d", "#f0a58f", "#3c7d4f", "#93c7a0")  # forward, data gradient, weight gradient; wi dark, wo light
 _CLUSTERS = 8  # beside each other at the most
 _GREY = "0.2"
@@ -43,44 +42,33 @@ class Panel:
     marks: Mapping[Place, str] = dataclasses.field(default_factory=dict)
 
 
-def plot_speedup(rows: Sequence[Row], path: Path, title: str = "") -> None:
-    """Writes the speed-up over the padded dot, a bar per class and a cluster per model, for every backend among the rows.
+_WORDS = {  # what the title and the axis say of a row's field, and whether it is a ratio
+    "speedup": ("speed-up over the padded dot, geometric mean {:.3g}x", f"speed-up over {PADDED}", True),
+    "floor_fraction": ("fraction of the measured floor, geometric mean {:.2g}", "", False),
+}
+
+
+def plot_rows(rows: Sequence[Row], path: Path, note: str = "", fields: Sequence[str] = tuple(_WORDS)) -> None:
+    """Writes the speed-ups and the fractions of the floor, or one of them: a panel for each backend, a bar per class and problem.
+
+    Bars are geometric means over the group sizes. What no row has is left out.
 
     Raises:
-        ValueError: no row has a speed-up (the padded baseline was left out, or nothing ran).
+        ValueError: no row has any of the fields.
     """
-    save_panels(_speedups(rows), path, title)
-
-
-def plot_floor(rows: Sequence[Row], path: Path, title: str = "") -> None:
-    """Writes the fraction of the measured floor, like `plot_speedup`."""
-    save_panels(_fractions(rows), path, title)
-
-
-def plot_both(rows: Sequence[Row], path: Path, title: str = "") -> None:
-    """Writes both plots into one file, the fraction of the floor alone where no row has a speed-up."""
-    save_panels([*_speedups(rows), *_fractions(rows)], path, title)
-
-
-def _speedups(rows: Sequence[Row]) -> list[Panel]:
-    title = "{}: speed-up over the padded dot, geometric mean {:.3g}x"
-    return [Panel(title.format(*of), f"speed-up over {PADDED}", values, ratios=True) for of, values in _values(rows, "speedup")]
-
-
-def _fractions(rows: Sequence[Row]) -> list[Panel]:
-    title = "{}: fraction of the measured floor, geometric mean {:.2g}"
-    return [Panel(title.format(*of), floor_label(values), values) for of, values in _values(rows, "floor_fraction")]
-
-
-def _values(rows: Sequence[Row], field: str) -> list[tuple[tuple[str, float], dict[Place, float]]]:
-    """For each backend its name with the mean of all, and the geometric mean of the field over the group sizes by place."""
-    found: dict[str, dict[Place, list[float]]] = {}
-    for row in rows:
-        if row.status == "ok" and not row.baseline and getattr(row, field) is not None:
-            place = (cluster_text(row.model, row.m, row.k, row.n, row.e, row.scale), row.ragged_dot_class)
-            found.setdefault(row.backend, {}).setdefault(place, []).append(getattr(row, field))
-    means = {backend: {place: geometric_mean(values) for place, values in places.items()} for backend, places in found.items()}
-    return [((backend, geometric_mean(list(values.values()))), values) for backend, values in means.items()]
+    panels = []
+    for field in fields:
+        found: dict[str, dict[Place, list[float]]] = {}
+        for row in rows:
+            if row.status == "ok" and not row.baseline and getattr(row, field) is not None:
+                place = (cluster_text(row.model, row.m, row.k, row.n, row.e, row.scale), row.ragged_dot_class)
+                found.setdefault(row.backend, {}).setdefault(place, []).append(getattr(row, field))
+        title, axis, ratios = _WORDS[field]
+        for backend, places in found.items():
+            values = {place: geometric_mean(numbers) for place, numbers in places.items()}
+            mean = geometric_mean(list(values.values()))
+            panels.append(Panel(f"{backend}: {title.format(mean)}", axis or floor_label(values), values, ratios))
+    save_panels(panels, path, note)
 
 
 def floor_label(values: Mapping[Place, float]) -> str:

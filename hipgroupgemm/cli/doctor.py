@@ -6,7 +6,6 @@ files and, where that is cheap and harmless, asked for their version through cty
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import json
@@ -32,9 +31,11 @@ from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.store.store import TuningStore, why_off
 from hipgroupgemm.version import __version__
 
-__all__ = ["BackendState", "Finding", "Machine", "Report", "StoreState", "doctor", "examine", "gfx_name", "print_report", "store_state"]
+__all__ = ["BackendState", "Finding", "Report", "StoreState", "doctor", "examine", "gfx_name", "print_report", "store_state"]
 
 _TARGET = re.compile(r"gfx(?:[0-9a-f]{3,4})(?![0-9a-f])")
+_LIBCUDA = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_SYSTEM = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64", "/usr/lib")
 _CUPY_ROCM = "pip install 'hipgroupgemm[rocm7]' (ROCm 7) or 'hipgroupgemm[rocm6]' (which has no CuPy)"
 _CUPY_CUDA = "pip install 'hipgroupgemm[cuda]' (CUDA 13) or 'hipgroupgemm[cuda12]'"
 
@@ -50,18 +51,9 @@ def doctor(as_json: bool) -> None:
         print_report(report)
 
 
-# ---- the report ------------------------------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One part of the machine.
-
-    Attributes:
-        area: "GPU", "ROCm", "CUDA" or "Python". name: what it is.
-        found: whether it is there and of use. version, detail: what is known of it.
-        remedy: exactly what to do where it is missing, else "".
-    """
+    """One part of the machine: whether it is there and of use, what is known of it, and exactly what to do where it is missing."""
 
     area: str
     name: str
@@ -91,10 +83,8 @@ class StoreState:
 
     def describe(self) -> str:
         """One line for a person."""
-        if self.off:
-            return f"off ({self.off})"
         count = f"{self.results or 'no'} result{'' if self.results == 1 else 's'}"
-        return ": ".join(part for part in (self.directory, self.trouble or count) if part)
+        return f"off ({self.off})" if self.off else f"{self.directory}: {self.trouble or count}"
 
 
 def store_state() -> StoreState:
@@ -102,9 +92,8 @@ def store_state() -> StoreState:
     store = TuningStore()
     if store.directory is None:
         return StoreState("", off=why_off())
-    if os.path.exists(store.directory) and not os.path.isdir(store.directory):
-        return StoreState(str(store.directory), trouble="is no directory")
-    return StoreState(str(store.directory), results=len(store.results()))
+    trouble = "is no directory" if os.path.exists(store.directory) and not os.path.isdir(store.directory) else ""
+    return StoreState(str(store.directory), results=len(store.results()), trouble=trouble)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,18 +106,12 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "findings": [dataclasses.asdict(finding) for finding in self.findings],
-            "backends": [dataclasses.asdict(state) for state in self.backends],
-            "tuning_store": None if self.store is None else dataclasses.asdict(self.store),
-        }
+        data = dataclasses.asdict(self)
+        return {**data, "tuning_store": data.pop("store")}
 
     def finding(self, name: str) -> Finding:
         """The finding of that name; KeyError where there is none."""
-        for finding in self.findings:
-            if finding.name == name:
-                return finding
-        raise KeyError(name)
+        return {finding.name: finding for finding in self.findings}[name]
 
 
 def examine(machine: Machine | None = None) -> Report:
@@ -137,14 +120,15 @@ def examine(machine: Machine | None = None) -> Report:
     amd, nvidia = _amd_targets(machine), _nvidia_gpus(machine)
     findings = [
         *_gpu_findings(machine, amd, nvidia),
-        *_rocm_findings(machine, [target for target, _ in amd]),
+        *_rocm_findings(machine, list(dict.fromkeys(target for target, _ in amd))),
         *_cuda_findings(machine, bool(nvidia)),
         *_python_findings(machine, bool(amd), bool(nvidia)),
     ]
     return Report(findings, _backend_states(bool(amd), bool(nvidia)), store_state())
 
 
-# ---- GPUs ------------------------------------------------------------------------------------------------------------------------
+def _either(area: str, name: str, there: object, version: str, where: object, absent: str, remedy: str) -> Finding:
+    return Finding(area, name, True, version, str(where)) if there else Finding(area, name, False, "", absent, remedy)
 
 
 def gfx_name(version: int) -> str:
@@ -164,7 +148,7 @@ def _amd_targets(machine: Machine) -> list[tuple[str, str]]:
 
 def _nvidia_gpus(machine: Machine) -> list[tuple[str, str]]:
     """(name, compute capability or "") of every NVIDIA GPU, by the driver's library, else by its files."""
-    driver = machine.load("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
+    driver = machine.load(_LIBCUDA)
     found: list[tuple[str, str]] = []
     if driver is not None:
         count = ctypes.c_int()
@@ -200,63 +184,47 @@ def _gpu_findings(machine: Machine, amd: Sequence[tuple[str, str]], nvidia: Sequ
         yield Finding("GPU", "GPU", False, "", "neither an AMD nor an NVIDIA GPU is visible", remedy)
 
 
-# ---- ROCm ------------------------------------------------------------------------------------------------------------------------
+def _lib(*prefixes: str | Path) -> list[Path]:
+    return [Path(prefix, part) for prefix in prefixes for part in ("lib", "lib64")]
 
 
-def _library_dirs(machine: Machine) -> list[Path]:
+def _named(machine: Machine, *variables: str) -> list[Path]:
+    return _lib(*(machine.environ[name] for name in variables if machine.environ.get(name)))
+
+
+def _rocm_dirs(machine: Machine) -> list[str | Path]:
     """Where ROCm's libraries lie: what the environment names, /opt/rocm*, the distribution's directories, wheels."""
-    dirs: list[Path] = []
-    for variable in ("ROCM_PATH", "ROCM_HOME", "HIP_PATH"):
-        if machine.environ.get(variable):
-            dirs += [machine.path(machine.environ[variable]) / part for part in ("lib", "lib64")]
-    dirs += [machine.path(part) for part in machine.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if part]
-    for prefix in [machine.path("/opt/rocm"), *machine.glob("/opt", "rocm-*")]:
-        dirs += [prefix / part for part in ("lib", "lib64")]
-    dirs += [machine.path(f"/usr/lib/{platform.machine()}-linux-gnu"), machine.path("/usr/lib64"), machine.path("/usr/lib")]
-    for module in ("_rocm_sdk_core", "_rocm_sdk_devel", "torch"):
-        dirs += [directory / "lib" for directory in machine.package_dirs(module)]
-    for directory in machine.package_dirs("_rocm_sdk_core"):  # AMD's wheels keep a family's libraries in a package of its own
-        with contextlib.suppress(OSError):
-            dirs += [one / "lib" for one in sorted(directory.parent.glob("_rocm_sdk_libraries*"))]
-    return list(dict.fromkeys(dirs))
+    path = [part for part in machine.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if part]
+    wheels = [one / "lib" for module in ("_rocm_sdk_core", "_rocm_sdk_devel", "torch") for one in machine.package_dirs(module)]
+    for core in machine.package_dirs("_rocm_sdk_core"):  # AMD's wheels keep a family's libraries in a package of its own
+        wheels += machine.glob(core.parent, "_rocm_sdk_libraries*/lib")
+    named, usual = _named(machine, "ROCM_PATH", "ROCM_HOME", "HIP_PATH"), _lib("/opt/rocm", *machine.glob("/opt", "rocm-*"))
+    return [*named, *path, *usual, *_SYSTEM, *wheels]
 
 
-def _libraries(dirs: Sequence[Path], stem: str) -> list[Path]:
-    found = []
-    for directory in dirs:
-        with contextlib.suppress(OSError):
-            found += sorted(directory.glob(f"{stem}.so*"), key=lambda path: len(path.name))
-    return found
+def _libraries(machine: Machine, dirs: Sequence[str | Path], stem: str) -> list[Path]:
+    return [path for one in dirs for path in sorted(machine.glob(one, f"{stem}.so*"), key=lambda path: len(path.name))]
 
 
 def _number_in_name(path: Path) -> str:
     """The version at the end of a library's real name: libamdhip64.so.7.2.70200 has 7.2.70200."""
-    with contextlib.suppress(OSError):
-        path = path.resolve()
-    return path.name.partition(".so.")[2]
-
-
-def _either(area: str, name: str, there: object, version: str, where: object, absent: str, remedy: str) -> Finding:
-    return Finding(area, name, True, version, str(where)) if there else Finding(area, name, False, "", absent, remedy)
+    return Path(os.path.realpath(path)).name.partition(".so.")[2]
 
 
 def _rocm_findings(machine: Machine, targets: Sequence[str]) -> Iterator[Finding]:
-    dirs = _library_dirs(machine)
-    wanted = "" if targets else "only needed for AMD GPUs: "
-    hip, blaslt = next(iter(_libraries(dirs, "libamdhip64")), None), _libraries(dirs, "libhipblaslt")
-    version = ""
+    dirs = _rocm_dirs(machine)
+    wanted, version = "" if targets else "only needed for AMD GPUs: ", ""
+    hip, blaslt = next(iter(_libraries(machine, dirs, "libamdhip64")), None), _libraries(machine, dirs, "libhipblaslt")
     if hip is not None:
         value, release = machine.version(hip, "hipRuntimeGetVersion"), machine.read(hip.parent.parent / ".info" / "version").strip()
         version = f"{value // 10_000_000}.{value // 100_000 % 100}.{value % 100_000}" if value else release or _number_in_name(hip)
     remedy = f"{wanted}apt install hip-runtime-amd (AMD's repository), dnf install hip-runtime-amd, or apt install libamdhip64-dev (Debian)"
     yield _either("ROCm", "HIP runtime", hip, version, hip, "no libamdhip64.so", remedy)
     remedy = f"{wanted}apt install hipblaslt hipblaslt-dev (AMD's repository), dnf install hipblaslt, or apt install libhipblaslt1 (Debian)"
-    library = next(iter(blaslt), None)
-    version = "" if library is None else _number_in_name(library)
-    yield _either("ROCm", "hipBLASLt", blaslt, version, library, "no libhipblaslt.so", remedy)
+    number, where = (_number_in_name(blaslt[0]), blaslt[0]) if blaslt else ("", None)
+    yield _either("ROCm", "hipBLASLt", blaslt, number, where, "no libhipblaslt.so", remedy)
     yield from _kernel_findings(machine, blaslt, targets)
-    shims = [directory / "native" / "libhipgroupgemm.so" for directory in machine.package_dirs("hipgroupgemm")]
-    shim = next((path for path in shims if path.exists()), None)
+    shim = next((path for one in machine.package_dirs("hipgroupgemm") for path in machine.glob(one, "native/libhipgroupgemm.so")), None)
     build = "pip install --force-reinstall --no-deps ."
     remedy = f"{wanted}install hipBLASLt's headers (hipblaslt-dev) and g++, then in a checkout of hipgroupgemm: {build}"
     yield _either("ROCm", "hipgroupgemm's native part", shim, "", shim, "not built: the hipblaslt backend needs it", remedy)
@@ -265,22 +233,18 @@ def _rocm_findings(machine: Machine, targets: Sequence[str]) -> Iterator[Finding
 def _kernel_findings(machine: Machine, blaslt: Sequence[Path], targets: Sequence[str]) -> Iterator[Finding]:
     """hipBLASLt's kernel files name their target; without those of the GPU's it has not one algorithm."""
     named = machine.environ.get("HIPBLASLT_TENSILE_LIBPATH")
-    places = [machine.path(named)] if named else [path.parent / "hipblaslt" / "library" for path in blaslt]
     have: dict[str, Path] = {}
-    for place in places:
-        with contextlib.suppress(OSError):
-            for file in place.rglob("*gfx*"):
-                for target in _TARGET.findall(file.name):
-                    have.setdefault(target, place)
+    for place in [machine.path(named)] if named else [path.parent / "hipblaslt" / "library" for path in blaslt]:
+        for file in machine.glob(place, "**/*gfx*"):
+            for target in _TARGET.findall(file.name):
+                have.setdefault(target, place)
     listed = ", ".join(sorted(have)) or "no target"
-    for target in dict.fromkeys(targets):
+    for target in targets:
         missing = [Path(path).name for path in missing_kernel_files(str(have[target]), target)] if target in have else []
-        text, remedy = (
-            f"there are kernels for {listed}",
-            (
-                f"install a hipBLASLt that has them: apt install hipblaslt from AMD's repository (Debian's own has none for {target}), "
-                "or name their directory in HIPBLASLT_TENSILE_LIBPATH"
-            ),
+        text = f"there are kernels for {listed}"
+        remedy = (
+            f"install a hipBLASLt that has them: apt install hipblaslt from AMD's repository (Debian's own has none for {target}), "
+            "or name their directory in HIPBLASLT_TENSILE_LIBPATH"
         )
         if missing:
             text = f"{have[target]} lacks {len(missing)} files that its catalogue lists, such as {missing[0]}: their algorithms fail"
@@ -292,9 +256,6 @@ def _kernel_findings(machine: Machine, blaslt: Sequence[Path], targets: Sequence
         yield _either("ROCm", "hipBLASLt kernels", have, "", text, text, "apt install hipblaslt (AMD's repository)")
 
 
-# ---- CUDA ------------------------------------------------------------------------------------------------------------------------
-
-
 def _cuda_findings(machine: Machine, gpu: bool) -> Iterator[Finding]:
     wanted = "" if gpu else "only needed for NVIDIA GPUs: "
 
@@ -302,71 +263,62 @@ def _cuda_findings(machine: Machine, gpu: bool) -> Iterator[Finding]:
         value = machine.version(library, function)
         return f"{value // 1000}.{value % 1000 // 10}" if value else ""
 
-    driver = version("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll", "cuDriverGetVersion")
+    driver = version(_LIBCUDA, "cuDriverGetVersion")
     remedy = f"{wanted}install NVIDIA's driver (apt install nvidia-driver, dnf install nvidia-driver); in a container, run with --gpus all"
     yield _either("CUDA", "CUDA driver", driver, driver, "the newest CUDA that it serves", "no libcuda.so.1", remedy)
-    dirs = [machine.path(machine.environ[name]) / "lib64" for name in ("CUDA_PATH", "CUDA_HOME") if machine.environ.get(name)]
-    dirs += [machine.path("/usr/local/cuda/lib64"), machine.path(f"/usr/lib/{platform.machine()}-linux-gnu")]
-    for directory in machine.package_dirs("nvidia"):
-        with contextlib.suppress(OSError):
-            dirs += sorted(directory.glob("*/lib"))
-    runtime = next(iter(_libraries(dirs, "libcudart")), None)
+    wheels = [directory for one in machine.package_dirs("nvidia") for directory in machine.glob(one, "*/lib")]
+    dirs: list[str | Path] = [*_named(machine, "CUDA_PATH", "CUDA_HOME"), *_lib("/usr/local/cuda"), _SYSTEM[0], *wheels]
+    runtime = next(iter(_libraries(machine, dirs, "libcudart")), None)
     package = "'cupy-cuda12x[ctk]'" if driver.partition(".")[0] == "12" else "'cupy-cuda13x[ctk]'"
     remedy = f"{wanted}pip install {package}, or install the CUDA toolkit"
     found = "" if runtime is None else version(runtime, "cudaRuntimeGetVersion")
     yield _either("CUDA", "CUDA runtime", runtime, found, runtime, "no libcudart.so", remedy)
 
 
-# ---- Python ----------------------------------------------------------------------------------------------------------------------
-
-
 def _python_findings(machine: Machine, amd: bool, nvidia: bool) -> list[Finding]:
     gpu_extra = _CUPY_ROCM if amd and not nvidia else _CUPY_CUDA if nvidia and not amd else f"{_CUPY_ROCM} or {_CUPY_CUDA}"
-    optional = "" if amd or nvidia else "only needed for GPUs: "
+    for_gpu = gpu_extra if amd or nvidia else f"only needed for GPUs: {gpu_extra}"
     for_amd, for_nvidia = "" if amd else "only needed for AMD GPUs: ", "" if nvidia else "only needed for NVIDIA GPUs: "
-    triton = ("triton", "pytorch-triton-rocm", "pytorch-triton", "triton-rocm")
-    packages = (  # (name, module, imported for proof, distributions, what to do)
-        ("NumPy", "numpy", False, ("numpy",), "pip install numpy"),
-        ("ml_dtypes", "ml_dtypes", False, ("ml-dtypes",), "pip install ml_dtypes"),
-        ("cffi", "cffi", False, ("cffi",), "pip install cffi (the hipblaslt backend needs it)"),
-        ("filelock", "filelock", False, ("filelock",), "pip install filelock (stored tuning results need it)"),
-        ("msgspec", "msgspec", False, ("msgspec",), "pip install msgspec (stored tuning results and sweeps need it)"),
-        ("CuPy", "cupy", True, (), optional + gpu_extra),
-        ("Triton", "triton", True, triton, optional + gpu_extra),
-        ("HIP Python", "hip", True, ("hip-python",), for_amd + _CUPY_ROCM),
-        ("cuda-core", "cuda.core", True, ("cuda-core",), for_nvidia + _CUPY_CUDA),
-        ("torch", "torch", False, ("torch",), "only needed for torch tensors: https://pytorch.org/get-started/locally says which wheel"),
-        ("JAX", "jax", False, ("jax",), "only needed for JAX arrays: pip install jax (CPU), 'jax[cuda13]', or AMD's jax-rocm7-plugin"),
-        ("matplotlib", "matplotlib", False, ("matplotlib",), "only needed for plots (--plot): pip install 'hipgroupgemm[bench]'"),
-    )
+    cupy = sorted(one for one in machine.distributions if re.match(r"(amd-)?cupy(-|$)", one))
+    hip = ("HIP Python", "hip", True, ["hip-python"], for_amd + _CUPY_ROCM)
+    if "hip-python" not in machine.distributions and machine.find_module("rocm") is not None:
+        hip = ("HIP Python", "rocm.bindings", True, ["rocm-bindings"], for_amd + _CUPY_ROCM)
+    packages = [  # (name, module, imported for proof, distributions, what to do)
+        ("NumPy", "numpy", False, ["numpy"], "pip install numpy"),
+        ("ml_dtypes", "ml_dtypes", False, ["ml-dtypes"], "pip install ml_dtypes"),
+        ("cffi", "cffi", False, ["cffi"], "pip install cffi (the hipblaslt backend needs it)"),
+        ("filelock", "filelock", False, ["filelock"], "pip install filelock (stored tuning results need it)"),
+        ("msgspec", "msgspec", False, ["msgspec"], "pip install msgspec (stored tuning results and sweeps need it)"),
+        ("CuPy", "cupy", True, cupy, for_gpu),
+        ("Triton", "triton", True, ["triton", "pytorch-triton-rocm", "pytorch-triton", "triton-rocm"], for_gpu),
+        hip,
+        ("cuda-core", "cuda.core", True, ["cuda-core"], for_nvidia + _CUPY_CUDA),
+        ("torch", "torch", False, ["torch"], "only needed for torch tensors: https://pytorch.org/get-started/locally says which wheel"),
+        ("JAX", "jax", False, ["jax"], "only needed for JAX arrays: pip install jax (CPU), 'jax[cuda13]', or AMD's jax-rocm7-plugin"),
+        ("matplotlib", "matplotlib", False, ["matplotlib"], "only needed for plots (--plot): pip install 'hipgroupgemm[bench]'"),
+    ]
 
-    def find(package: tuple[str, str, bool, tuple[str, ...], str]) -> Finding:
+    def find(package: tuple[str, str, bool, list[str], str]) -> Finding:
         name, module, proof, names, remedy = package
-        if name == "HIP Python" and not any(one in machine.distributions for one in names) and machine.find_module("rocm") is not None:
-            module, names = "rocm.bindings", ("rocm-bindings",)
-        cupy = [one for one in machine.distributions if re.match(r"(amd-)?cupy(-|$)", one)]
-        installed = [one for one in names or sorted(cupy) if one in machine.distributions]
+        installed = [one for one in names if one in machine.distributions]
         there = name == "cuda-core" or machine.find_module(module.partition(".")[0]) is not None
         if not there or not (installed or module == "rocm.bindings"):
             return Finding("Python", name, False, "", "not installed", remedy)
         version = next((machine.distributions[one] for one in installed), "")
+        trouble = ""
         if len(installed) > 1 and name == "CuPy":
-            text = f"{', '.join(installed)}: several builds of CuPy overwrite each other"
-            return Finding("Python", name, False, version, text, "pip uninstall all of them, then " + gpu_extra)
-        if len(installed) > 1 and name == "Triton":
-            text = f"{', '.join(installed)}: they overwrite each other; torch for ROCm needs its own, {installed[1]}"
+            trouble, remedy = "several builds of CuPy overwrite each other", "pip uninstall all of them, then " + gpu_extra
+        elif len(installed) > 1:
+            trouble = f"they overwrite each other; torch for ROCm needs its own, {installed[1]}"
             remedy = f"pip uninstall -y {' '.join(installed)}, then pip install --force-reinstall --no-deps the one that torch asks for"
-            return Finding("Python", name, False, version, text, remedy)
-        broken = machine.import_error(module) if proof else ""
-        if broken:
+        if trouble:
+            return Finding("Python", name, False, version, f"{', '.join(installed)}: {trouble}", remedy)
+        if broken := machine.import_error(module) if proof else "":
             return Finding("Python", name, False, version, f"can't be imported: {broken}", remedy)
-        return Finding("Python", name, True, version, "" if installed == list(names[:1]) else ", ".join(installed) or module)
+        return Finding("Python", name, True, version, "" if installed == names[:1] and name != "CuPy" else ", ".join(installed) or module)
 
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(find, packages))
-
-
-# ---- backends --------------------------------------------------------------------------------------------------------------------
 
 
 def _backend_states(amd: bool, nvidia: bool) -> list[BackendState]:

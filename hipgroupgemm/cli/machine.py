@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
+import dataclasses
 import importlib.metadata
 import importlib.util
 import os
@@ -19,61 +19,71 @@ __all__ = ["Machine"]
 _IMPORT_SECONDS = 120.0
 
 
+def _distributions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in importlib.metadata.distributions():
+        with contextlib.suppress(Exception):  # a broken installation of something else is none of ours
+            found.setdefault(one.metadata["Name"].lower().replace("_", "-"), one.version)
+    return found
+
+
+def _find_module(name: str) -> str | None:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    locations = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return spec.origin if spec is not None and spec.origin else os.path.join(locations[0], "__init__.py") if locations else None
+
+
+def _load(name: str) -> Any:
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL(name)
+    return None
+
+
+def _import_error(module: str) -> str:
+    command = [sys.executable, "-c", f"import {module}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_IMPORT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"its import has not ended in {_IMPORT_SECONDS:.0f} s"
+    words = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    return words[-1].strip() if done.returncode else ""
+
+
+@dataclasses.dataclass
 class Machine:
     """Where files, environment variables, packages and libraries are looked up.
 
-    Args:
-        root: the file system's root. environ: the environment.
-        distributions: installed distributions, name (lower case) to version; None asks importlib.metadata.
-        find_module: module name to its file, or None; None asks importlib, which does not import top-level modules.
-        load: path or soname to a ctypes library, or None; None loads for real.
-        import_error: module name to why it can't be imported, "" where it can; None imports it in a process of its own.
+    Attributes:
+        root: the file system's root. environ: the environment. distributions: those installed, name (lower case) to version.
+        find_module: module name to its file, or None; no top-level module is imported. load: path or soname to a ctypes library, or None.
+        import_error: module name to why it can't be imported in a process of its own, "" where it can.
     """
 
-    def __init__(
-        self,
-        root: Path | str = "/",
-        environ: Mapping[str, str] | None = None,
-        distributions: Mapping[str, str] | None = None,
-        find_module: Callable[[str], str | None] | None = None,
-        load: Callable[[str], Any] | None = None,
-        import_error: Callable[[str], str] | None = None,
-    ) -> None:
-        self.root = Path(root)
-        self.environ = os.environ if environ is None else environ
-        self._distributions = distributions
-        self.find_module = find_module or _find_module
-        self.load = load or _load
-        self.import_error = import_error or _import_error
+    root: Path = Path("/")
+    environ: Mapping[str, str] = dataclasses.field(default_factory=lambda: os.environ)
+    distributions: Mapping[str, str] = dataclasses.field(default_factory=_distributions)
+    find_module: Callable[[str], str | None] = _find_module
+    load: Callable[[str], Any] = _load
+    import_error: Callable[[str], str] = _import_error
 
-    @functools.cached_property
-    def distributions(self) -> Mapping[str, str]:
-        """Installed distributions, name in lower case to version."""
-        if self._distributions is not None:
-            return self._distributions
-        found: dict[str, str] = {}
-        for one in importlib.metadata.distributions():
-            with contextlib.suppress(Exception):  # a broken installation of something else is none of ours
-                found.setdefault(one.metadata["Name"].lower().replace("_", "-"), one.version)
-        return found
-
-    def path(self, absolute: str) -> Path:
-        """A path below the root; what the environment names is taken as it is where it lies below it already."""
+    def path(self, absolute: str | Path) -> Path:
+        """A path below the root; one that lies there already is taken as it is."""
         path = Path(absolute)
-        if self.root == Path("/") or path.is_relative_to(self.root):
-            return path
-        return self.root / path.relative_to(path.anchor)
+        return path if path.is_relative_to(self.root) else self.root / path.relative_to(path.anchor)
 
     def glob(self, directory: Path | str, pattern: str) -> list[Path]:
         """Files of a directory below the root, sorted; none where it can't be read."""
         with contextlib.suppress(OSError):
-            return sorted(self.path(str(directory)).glob(pattern))
+            return sorted(self.path(directory).glob(pattern))
         return []
 
     def read(self, path: Path | str) -> str:
         """A small file's text, "" where it can't be read."""
         with contextlib.suppress(OSError):
-            return self.path(str(path)).read_text(encoding="latin-1")
+            return self.path(path).read_text(encoding="latin-1")
         return ""
 
     def package_dirs(self, module: str) -> list[Path]:
@@ -88,37 +98,3 @@ class Machine:
             if loaded is not None and getattr(loaded, function)(ctypes.byref(value)) == 0:
                 return value.value
         return 0
-
-
-def _find_module(name: str) -> str | None:
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        return None
-    if spec is None or spec.origin:
-        return spec.origin if spec is not None else None
-    locations = list(spec.submodule_search_locations or ())
-    return os.path.join(locations[0], "__init__.py") if locations else None
-
-
-def _load(name: str) -> Any:
-    try:
-        return ctypes.CDLL(name)
-    except OSError:
-        return None
-
-
-def _import_error(module: str) -> str:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", f"import {module}"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_IMPORT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"its import has not ended in {_IMPORT_SECONDS:.0f} s"
-    last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or [f"exit status {done.returncode}"]
-    return last[0].strip() if done.returncode else ""

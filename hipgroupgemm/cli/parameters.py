@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -37,25 +39,25 @@ __all__ = [
     "distribution_option",
     "list_option",
     "once",
+    "options_of",
     "problem_options",
     "shapes_of",
     "usage_errors",
 ]
 
 PLOTS = (".png", ".svg", ".pdf")
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
 
 class Parsed(ParamType):
-    """What a function makes of a text; its ValueError or TypeError is the usage error."""
+    """What a function makes of a text; its ValueError is the usage error."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name, self.parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return self.parse(value) if isinstance(value, str) else value
-        except (TypeError, ValueError) as error:
+            return self.parse(value)
+        except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
@@ -64,14 +66,11 @@ def _models(name: str) -> tuple[MoEShape, ...]:
 
 
 def _dtype(name: str) -> str:
-    try:
-        found = str(dtype_of(name).name)
-    except TypeError:
-        found = ""
-    if found not in DTYPES:
-        short = ", ".join(f"{alias} for {full}" for alias, full in ALIASES.items())
-        raise ValueError(f"{name!r}: no such element type; there are {', '.join(DTYPES)}; {short}")
-    return found
+    with contextlib.suppress(TypeError):
+        if (found := str(dtype_of(name).name)) in DTYPES:
+            return found
+    short = ", ".join(f"{alias} for {full}" for alias, full in ALIASES.items())
+    raise ValueError(f"{name!r}: no such element type; there are {', '.join(DTYPES)}; {short}")
 
 
 def _device(name: str) -> str:
@@ -97,16 +96,14 @@ def _scale(text: str) -> str | int:
 
 
 def _bytes(text: str) -> int:
-    number = text.strip().lower().rstrip("bgikm ")
-    unit = text.strip().lower()[len(number) :].strip()
-    if not number.isdecimal() or unit not in _UNITS:
+    match = re.fullmatch(r"(\d+)\s*(?:([kmg])(?:ib)?|b)?", text.strip().lower(), re.ASCII)
+    if match is None:
         raise ValueError(f"{text!r}: wanted a number of bytes, such as 33554432 or 32MiB")
-    return int(number) * _UNITS[unit]
+    return int(match[1]) << 10 * " kmg".index(match[2] or " ")
 
 
 SCALE = Parsed("auto|DIVISOR", _scale)
 """Converts "auto" or a divisor."""
-
 BYTES = Parsed("BYTES", _bytes)
 """Converts a number of bytes, with or without a unit, to an int."""
 
@@ -124,16 +121,14 @@ class OutputType(click.Path):
             return path  # standard output
         if str(path) == "-":  # ./- is a file
             path = path.absolute()
-        target = Path(os.path.realpath(path)) if path.is_symlink() else path
-        folder = target.parent
-        if not folder.is_dir():
-            self.fail(f"{path}: there is no directory {folder}; make it first", param, ctx)
+        target = Path(os.path.realpath(path))
+        if not target.parent.is_dir():
+            self.fail(f"{path}: there is no directory {target.parent if path.is_symlink() else path.parent}; make it first", param, ctx)
         if target.is_file() or not target.exists():  # files are made anew beside the old one
             try:
-                with tempfile.TemporaryFile(dir=folder):
-                    pass
+                tempfile.TemporaryFile(dir=target.parent).close()
             except OSError as error:
-                self.fail(f"{path}: no file can be made in {folder} ({error.strerror})", param, ctx)
+                self.fail(f"{path}: no file can be made in {target.parent} ({error.strerror})", param, ctx)
         if self.suffixes and path.suffix.lower() not in self.suffixes:
             self.fail(f"{path}: wanted a name that ends in {', '.join(self.suffixes)}", param, ctx)
         return path
@@ -154,64 +149,59 @@ def list_option(*names: str, kind: click.ParamType[Any] | None = None, **setting
     return click.option(*names, multiple=True, callback=convert, **{"metavar": "NAMES", **settings})
 
 
-def problem_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of every command that name problems and where they run."""
-    classes, dtypes = ", ".join(CLASSES), f"{', '.join(DTYPES)}, or {', '.join(ALIASES)}"
-    options = (
-        list_option(
-            "--model", "models", kind=Parsed("NAME", _models), help="Presets (hipgroupgemm list --models prints them), or all. A list."
-        ),
-        click.option(
-            "--shape",
-            "shapes",
-            type=Parsed("M,K,N,E", MoEShape.parse),
-            multiple=True,
-            help="M routed tokens, K embedding, N MLP, E experts. Repeatable.",
-        ),
-        click.option(
-            "--suite", type=click.Choice(["table12", "models"]), help="table12: the eleven shapes of the article's micro-benchmark."
-        ),
-        list_option("--class", "classes", kind=click.Choice(list(CLASSES)), help=f"Of {classes}. Default: all six. A list."),
-        list_option(
-            "--dtype",
-            "dtypes",
-            kind=Parsed("NAME", _dtype),
-            help=f"Element types: {dtypes}. Default: float32 on a CPU, bfloat16 on a GPU. A list.",
-        ),
-        list_option(
-            "--backend",
-            "backends",
-            kind=Parsed("NAME", _backend),
-            help="Default: all that can. hipgroupgemm doctor shows which there are and where they run. A list.",
-        ),
-        list_option(
-            "--device",
-            "--devices",
-            "devices",
-            kind=Parsed("NAME", _device),
-            metavar="auto|gpu|cpu|N|cuda[:N]|rocm[:N]",
-            default=("auto",),
-            show_default="auto",
-            help="auto: the current GPU where there is one, else the CPU. gpu: that one. N: that GPU. A list.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+def options_of(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several options as one decorator, in the order of the help."""
+    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
-def distribution_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How group sizes are made."""
-    text = (
-        "How tokens fill the groups: evenly; drawn with expert ranks weighted rank^-0.8, shuffled; drawn from a symmetric Dirichlet(0.5); "
-        "or real group sizes from a FILE, see hipgroupgemm bench --help. A list."
-    )
-    names = "balanced|zipf|dirichlet|FILE"
-    option: Callable[..., Any] = list_option(
-        "--distribution", "distributions", metavar=names, default=("balanced",), show_default="balanced", help=text
-    )
-    decorated: Callable[..., Any] = option(command)
-    return decorated
+_DTYPES = f"{', '.join(DTYPES)}, or {', '.join(ALIASES)}"
+
+problem_options = options_of(
+    list_option("--model", "models", kind=Parsed("NAME", _models), help="Presets (list --models prints them), or all. A list."),
+    click.option(
+        "--shape",
+        "shapes",
+        type=Parsed("M,K,N,E", MoEShape.parse),
+        multiple=True,
+        help="M routed tokens, K embedding, N MLP, E experts. Repeatable.",
+    ),
+    click.option("--suite", type=click.Choice(["table12", "models"]), help="table12: the eleven shapes of the article's micro-benchmark."),
+    list_option("--class", "classes", kind=click.Choice(list(CLASSES)), help=f"Of {', '.join(CLASSES)}. Default: all six. A list."),
+    list_option(
+        "--dtype",
+        "dtypes",
+        kind=Parsed("NAME", _dtype),
+        help=f"Element types: {_DTYPES}. Default: float32 on a CPU, bfloat16 on a GPU. A list.",
+    ),
+    list_option(
+        "--backend",
+        "backends",
+        kind=Parsed("NAME", _backend),
+        help="Default: all that can. hipgroupgemm doctor shows which there are and where they run. A list.",
+    ),
+    list_option(
+        "--device",
+        "--devices",
+        "devices",
+        kind=Parsed("NAME", _device),
+        metavar="auto|gpu|cpu|N|cuda[:N]|rocm[:N]",
+        default=("auto",),
+        show_default="auto",
+        help="auto: the current GPU where there is one, else the CPU. gpu: that one. N: that GPU. A list.",
+    ),
+)
+"""The options of every command that name problems and where they run."""
+
+distribution_option = list_option(
+    "--distribution",
+    "distributions",
+    metavar="balanced|zipf|dirichlet|FILE",
+    default=("balanced",),
+    show_default="balanced",
+    help="How tokens fill the groups: evenly; drawn with expert ranks weighted rank^-0.8, shuffled; drawn from a symmetric Dirichlet(0.5); "
+    "or real group sizes from a FILE, see hipgroupgemm bench --help. A list.",
+)
+"""How group sizes are made."""
 
 
 # ---- what options mean ---------------------------------------------------------------------------------------------------------
@@ -230,11 +220,8 @@ def devices_of(names: Sequence[str], *, here: bool = True) -> list[Device]:
     found = []
     for name in names:
         try:
-            if name.isdecimal():
-                kind = device_named("gpu").kind
-                found.append(device_named(f"{kind}:{name}"))
-            else:
-                found.append(device_named(name) if here or name in ("auto", "gpu") else Device.of(name))
+            full = f"{device_named('gpu').kind}:{name}" if name.isdecimal() else name
+            found.append(device_named(full) if here or full in ("auto", "gpu") or full != name else Device.of(full))
         except (ValueError, RuntimeError) as error:
             raise click.BadParameter(f"{name}: {error}", param_hint="--device") from error
     return list(once(found))
@@ -244,13 +231,12 @@ def shapes_of(
     models: Sequence[tuple[MoEShape, ...]], suite: str | None, exact: Sequence[MoEShape]
 ) -> tuple[list[MoEShape], list[MoEShape]]:
     """The named shapes and those given as numbers, none twice; a shape of a suite that is given as numbers too is one of the latter."""
-    named = [shape for group in models for shape in group]
-    named += list(SUITES[suite]) if suite else []
+    named = [*(shape for group in models for shape in group), *(SUITES[suite] if suite else ())]
     if not named and not exact:
         named = list(SUITES["models"])
     given = {(shape.label, shape.extents): shape for shape in exact}
-    rest = {(shape.label, shape.extents): shape for shape in named if (shape.label, shape.extents) not in given}
-    return list(rest.values()), list(given.values())
+    rest = {(shape.label, shape.extents): shape for shape in named}
+    return [shape for key, shape in rest.items() if key not in given], list(given.values())
 
 
 def check_outputs(paths: Sequence[Path | None], plots: Sequence[Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import itertools
@@ -16,15 +17,14 @@ from typing import Any
 import click
 
 from hipgroupgemm.backends import backend_names
-from hipgroupgemm.cli.parameters import OutputType, Parsed, list_option
+from hipgroupgemm.cli.parameters import OutputType, Parsed, list_option, options_of, usage_errors
 from hipgroupgemm.cli.tables import print_table
-from hipgroupgemm.config import RaggedDotMode
 from hipgroupgemm.measure.text import STDOUT, stdout_console, write_text
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
 from hipgroupgemm.store.identity import device_of
 from hipgroupgemm.store.lookup import Query
 from hipgroupgemm.store.records import SEED, USER, StoredResult, config_id
-from hipgroupgemm.store.store import VARIABLE, StoreWriteError, TuningStore, why_off
+from hipgroupgemm.store.store import VARIABLE, TuningStore, why_off
 
 __all__ = ["store"]
 
@@ -39,47 +39,21 @@ def _age(text: str) -> datetime.timedelta:
     return datetime.timedelta(hours=int(match[1]) * _HOURS[match[2] or "d"])
 
 
-def _directory(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The store that a command works on."""
-    text = "The store's directory. Default: HIPGROUPGEMM_TUNING_STORE, else the user's cache directory."
-    return click.option("--directory", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help=text)(command)
-
-
-def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The results that a command is about."""
-    for option, name, metavar, text in (
-        ("--origin", "origins", "NAMES", "Tuned on sizes from there: user, seed, zipf, ... A list."),
-        ("--config", "configs", "IDS", "Of the configs with these ids (store ls shows them). A list."),
-        ("--backend", "backends", "NAMES", "Of these backends. A list."),
-        ("--device", "devices", "TEXTS", "Of devices whose kind or name has this in it. A list."),
-    ):
-        command = list_option(option, name, metavar=metavar, help=text)(command)
-    return command
-
-
-def _wanted(opened: TuningStore, options: dict[str, Any]) -> Callable[[StoredResult], bool]:
-    """Whether a result passes the filters; those that are given must all be met."""
-    known = dict.fromkeys([*backend_names(), *(result.backend for result in opened.results())])
-    for backend in options["backends"]:
-        if backend not in known:
-            raise click.BadParameter(f"{backend!r}: no such backend; there are {', '.join(known)}", param_hint="--backend")
-    devices, configs = ([text.lower() for text in options[name]] for name in ("devices", "configs"))
-
-    def wanted(result: StoredResult) -> bool:
-        kind = result.device
-        about = f"{kind} | {result.device_name} | {kind.kind}-{kind.target}-{kind.compute_units}".lower()
-        return (
-            (not devices or any(text in about for text in devices))
-            and (not options["backends"] or result.backend in options["backends"])
-            and (not options["origins"] or result.origin in options["origins"])
-            and (not configs or any(config_id(result.config).startswith(text) for text in configs))
-        )
-
-    return wanted
+_directory = click.option(
+    "--directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="The store's directory. Default: HIPGROUPGEMM_TUNING_STORE, else the user's cache directory.",
+)
+_filters = options_of(
+    list_option("--device", "devices", metavar="TEXTS", help="Of devices whose kind or name has this in it. A list."),
+    list_option("--backend", "backends", help="Of these backends. A list."),
+    list_option("--config", "configs", metavar="IDS", help="Of the configs with these ids (store ls shows them). A list."),
+    list_option("--origin", "origins", help="Tuned on sizes from there: user, seed, zipf, ... A list."),
+)
 
 
 def _open(directory: Path | None) -> TuningStore:
-
     opened = TuningStore(directory)
     if opened.directory is None:
         raise click.UsageError(f"The tuning store is off ({why_off()}); name one with --directory.")
@@ -88,9 +62,29 @@ def _open(directory: Path | None) -> TuningStore:
     return opened
 
 
-def _shown(path: Path | None) -> str:
-    """A path for a message: one whose bytes are no text can't be printed as it is."""
-    return click.format_filename(path) if path is not None else ""
+def _shown(opened: TuningStore) -> str:
+    return click.format_filename(opened.directory or "")  # bytes that are no text can't be printed as they are
+
+
+def _wanted(opened: TuningStore, options: dict[str, Any]) -> Callable[[StoredResult], bool]:
+    """Whether a result passes the filters; those that are given must all be met."""
+    known = dict.fromkeys([*backend_names(), *(result.backend for result in opened.results())])
+    for backend in options["backends"]:
+        if backend not in known:
+            raise click.BadParameter(f"{backend!r}: no such backend; there are {', '.join(known)}", param_hint="--backend")
+
+    def wanted(result: StoredResult) -> bool:
+        kind = result.device
+        about = f"{kind} | {result.device_name} | {kind.kind}-{kind.target}-{kind.compute_units}".lower()
+        met = {
+            "devices": lambda text: text.lower() in about,
+            "backends": lambda text: text == result.backend,
+            "configs": lambda text: config_id(result.config).startswith(text.lower()),
+            "origins": lambda text: text == result.origin,
+        }
+        return all(not options[name] or any(map(test, options[name])) for name, test in met.items())
+
+    return wanted
 
 
 @click.group()
@@ -106,9 +100,6 @@ def store() -> None:
 def path(directory: Path | None) -> None:
     """Print the store's directory, which need not exist yet."""
     click.echo(os.fsencode(str(_open(directory).directory)))
-
-
-# ---- ls ------------------------------------------------------------------------------------------------------------------------
 
 
 @store.command(name="ls")
@@ -136,9 +127,9 @@ def list_results(directory: Path | None, as_json: bool, **options: Any) -> None:
         return
     if results:
         _print_results(results)
-        click.echo(f"{len(results)} results in {_shown(opened.directory)}")
+        click.echo(f"{len(results)} results in {_shown(opened)}")
     else:
-        click.echo(f"{_shown(opened.directory)}: no results{' that fit' if any(options.values()) else ''}")
+        click.echo(f"{_shown(opened)}: no results{' that fit' if any(options.values()) else ''}")
     if opened.ignored():
         click.echo(f"Ignored, of an earlier version of hipgroupgemm: {', '.join(opened.ignored())}; tune again, then remove them.")
 
@@ -159,7 +150,6 @@ def _usable(result: StoredResult) -> str:
 
 
 def _as_dict(result: StoredResult) -> dict[str, Any]:
-
     problem = _moe_problem(result)
     return {
         "id": config_id(result.config),
@@ -183,25 +173,21 @@ _LAYOUT = (
 def _moe_problem(result: StoredResult) -> tuple[str, MoEShape] | None:
     """The class of an MoE layer's ragged dot, and its shape, that a result's config is; None where it is none of them.
 
-    A forward dot, data gradient and weight gradient of the up projection (`fwd_wi`, ...) is one of the down projection (`fwd_wo`, ...)
-    with K and N exchanged: the former is named. M is the ragged extent that was tuned, which the config's key has rounded up.
+    Those of the down projection (`fwd_wo`, ...) are those of the up projection with K and N exchanged: the latter are named. M is the
+    ragged extent that was tuned, which the config's key has rounded up.
     """
     c, m = result.config, result.sizes.get("ragged_extent")
-    name, k, n = "fwd_wi", c.k, c.n
-    if c.ragged_mode is RaggedDotMode.CONTRACTING:
-        name, k, n = "wgrad_wi", c.m, c.n
-    elif c.trans_b:
-        name, k, n = "dgrad_wi", c.n, c.k
-    try:
-        shape = MoEShape(m if isinstance(m, int) else 0, k, n, c.group_count)
-        plain = config_of(CLASSES[name], shape, "float32").key()
-    except (TypeError, ValueError):
-        return None
-    return (name, shape) if all(getattr(plain, field) == getattr(c, field) for field in _LAYOUT) else None
+    for name, k, n in (("fwd_wi", c.k, c.n), ("dgrad_wi", c.n, c.k), ("wgrad_wi", c.m, c.n)):
+        with contextlib.suppress(TypeError, ValueError):  # no extents of a layer
+            shape = MoEShape(m, k, n, c.group_count)  # type: ignore[arg-type]
+            plain = config_of(CLASSES[name], shape, "float32").key()
+            if all(getattr(plain, field) == getattr(c, field) for field in _LAYOUT):
+                return name, shape
+    return None
 
 
 def _problem(result: StoredResult) -> str:
-    """The problem in the command line's words where it has some, else by the config's extents; its mode and types."""
+    """The problem in the command line's words where it has some, else by the config's extents; its types."""
     c, problem = result.config, _moe_problem(result)
     batch = f" batch={c.batch_count}" if c.batch_count != 1 else ""
     about = f"{c.ragged_mode.name} m={c.m} n={c.n} k={c.k} groups={c.group_count}{batch}"
@@ -210,21 +196,26 @@ def _problem(result: StoredResult) -> str:
     return f"{about} {c.type_a}->{c.type_d}{' +c' if c.beta else ''}"
 
 
+def _sizes(result: StoredResult) -> str:
+    return {SEED: "balanced seed", USER: f"{result.size_class} user's"}.get(result.origin, f"{result.size_class} {result.origin}")
+
+
+_COLUMNS: dict[str, Callable[[StoredResult], str]] = {
+    "id": lambda result: config_id(result.config)[:8],
+    "problem": _problem,
+    "sizes": _sizes,
+    "algorithm": lambda result: f"{result.backend} {result.algorithm.index} {result.algorithm.name}",
+    "ms": lambda result: f"{result.median_ms:.4g}",
+    "of floor": lambda result: "-" if result.fraction is None else f"{result.fraction:.2g}",
+    "tuned": lambda result: f"{result.tuned:%Y-%m-%d}",
+    "usable": _usable,
+}
+
+
 def _print_results(results: list[StoredResult]) -> None:
-
-    def cells(result: StoredResult) -> list[str]:
-        sizes = {SEED: "balanced seed", USER: f"{result.size_class} user's"}.get(result.origin, f"{result.size_class} {result.origin}")
-        share = "-" if result.fraction is None else f"{result.fraction:.2g}"
-        algorithm = f"{result.backend} {result.algorithm.index} {result.algorithm.name}"
-        fields = [f"{result.median_ms:.4g}", share, f"{result.tuned:%Y-%m-%d}", _usable(result)]
-        return [config_id(result.config)[:8], _problem(result), sizes, algorithm, *fields]
-
-    columns = ("id", "problem", "sizes", "algorithm", "ms", "of floor", "tuned", "usable")
     for (device, name), group in itertools.groupby(results, lambda result: (result.device, result.device_name)):
-        print_table(stdout_console(), f"{device}: {name}", columns, map(cells, group), name="algorithm", right=("ms", "of floor"))
-
-
-# ---- export, import ------------------------------------------------------------------------------------------------------------
+        rows = [[cell(result) for cell in _COLUMNS.values()] for result in group]
+        print_table(stdout_console(), f"{device}: {name}", list(_COLUMNS), rows, name="algorithm", right=("ms", "of floor"))
 
 
 @store.command(name="export")
@@ -241,12 +232,8 @@ def export_results(directory: Path | None, file: Path, **options: Any) -> None:
     count = sum(map(wanted, opened.results()))
     if any(options.values()) and not count:
         raise click.UsageError("No result has all that is asked for; `hipgroupgemm store ls` shows what there is.")
-    try:
+    with usage_errors():
         write_text(file, opened.export(wanted).decode())
-    except BrokenPipeError:  # main knows what to do
-        raise
-    except OSError as error:
-        raise click.ClickException(f"{file}: can't be written ({error.strerror})") from error
     if file != STDOUT:
         click.echo(f"{count} results written to {file}")
 
@@ -266,20 +253,14 @@ def import_results(directory: Path | None, dry_run: bool, files: tuple[Path, ...
     """
     opened = _open(directory)
     for file in files:
-        try:
-            data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-            taken, left = opened.merge(data, dry_run=dry_run)
-        except OSError as error:
-            raise click.ClickException(f"{file}: can't be read ({error.strerror})") from error
-        except ValueError as error:
-            raise click.ClickException(f"{file}: {error}; wanted what `hipgroupgemm store export` wrote") from error
-        except StoreWriteError as error:
-            raise click.ClickException(str(error)) from error
+        with usage_errors():
+            data = sys.stdin.buffer.read() if file == STDOUT else file.read_bytes()
+            try:
+                taken, left = opened.merge(data, dry_run=dry_run)
+            except ValueError as error:
+                raise ValueError(f"{file}: {error}; wanted what `hipgroupgemm store export` wrote") from error
         others = f", {left} not (not later than what is here, or not understood)" if left else ""
         click.echo(f"{file}: {taken} results taken{others}{' (dry run: nothing was changed)' if dry_run else ''}")
-
-
-# ---- prune ---------------------------------------------------------------------------------------------------------------------
 
 
 @store.command()
@@ -306,13 +287,11 @@ def prune(
         old = older_than is None or now - result.tuned > older_than
         return wanted(result) and old and (not other_versions or _usable(result) == "other versions")
 
-    try:
+    with usage_errors():
         removed = opened.remove(unwanted, dry_run=dry_run)
-    except StoreWriteError as error:
-        raise click.ClickException(str(error)) from error
     if removed and dry_run:
         _print_results(removed)
-    click.echo(f"{len(removed)} results {'would be removed' if dry_run else 'removed'} from {_shown(opened.directory)}")
+    click.echo(f"{len(removed)} results {'would be removed' if dry_run else 'removed'} from {_shown(opened)}")
     unknown = sum(wanted(result) and _usable(result) == "?" for result in opened.results()) if other_versions else 0
     if unknown:
         click.echo(f"{unknown} are of devices or backends that are not on this machine, and were kept")

@@ -8,20 +8,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from hipgroupgemm.cli.parameters import (
-    BYTES,
-    PLOTS,
-    SCALE,
-    OutputType,
-    check_outputs,
-    devices_of,
-    distribution_option,
-    list_option,
-    once,
-    problem_options,
-    shapes_of,
-    usage_errors,
-)
+from hipgroupgemm.cli import parameters
+from hipgroupgemm.cli.parameters import BYTES, PLOTS, SCALE, OutputType
 from hipgroupgemm.measure.workloads import CLASSES
 from hipgroupgemm.sweep.jobs import RequestError, SweepRequest
 from hipgroupgemm.sweep.report import report as compare
@@ -29,17 +17,18 @@ from hipgroupgemm.sweep.running import Outputs, resume, run_sweep
 
 __all__ = ["report", "sweep"]
 
+_NAMES = "heuristic: those that each backend ranks first. Names are a list."
+_FILE = "The sweep's file, JSON Lines: a line a job, as it ends; - is standard output."
+_PLOT = "Plot what the winners reach (needs hipgroupgemm[bench]). Repeatable."
+_SHAPES = ("shapes", "exact_shapes")
+_FIELDS = {"models": _SHAPES, "shapes": _SHAPES, "suite": _SHAPES, "scale": ("scale", *_SHAPES)}
+"""The fields of a request that an option sets, where that is not the one of its name."""
+
 
 @click.command()
-@problem_options
-@distribution_option
-@list_option(
-    "--algorithms",
-    metavar="heuristic|all|NAMES",
-    default=("heuristic",),
-    show_default="heuristic",
-    help="heuristic: those that each backend ranks first. Names are a list.",
-)
+@parameters.problem_options
+@parameters.distribution_option
+@parameters.list_option("--algorithms", metavar="heuristic|all|NAMES", default=("heuristic",), show_default="heuristic", help=_NAMES)
 @click.option("--max-algorithms", type=click.IntRange(min=1), help="At most so many of each backend. Default: 8 of heuristic, any of all.")
 @click.option("--max-workspace", type=BYTES, help="Only algorithms that need at most so many bytes, such as 32MiB.")
 @click.option("--repetitions", type=click.IntRange(min=1), help="Timed calls of each candidate.")
@@ -48,17 +37,9 @@ __all__ = ["report", "sweep"]
 @click.option("--scale", type=SCALE, metavar="auto|DIVISOR", help="Divide M, K and N, as in hipgroupgemm bench.")
 @click.option("--resume", "resumed", type=click.Path(dir_okay=False, path_type=Path), help="Go on with this sweep's file, or begin it.")
 @click.option("--csv", "csv_path", type=OutputType(), help="Write a line a candidate here at the end; - is standard output.")
-@click.option(
-    "--json", "json_path", type=OutputType(), help="The sweep's file, JSON Lines: a line a job, as it ends; - is standard output."
-)
+@click.option("--json", "json_path", type=OutputType(), help=_FILE)
 @click.option("--overwrite", is_flag=True, help="Let --json replace a file that is there already, and lose what is in it.")
-@click.option(
-    "--plot",
-    "plot_paths",
-    type=OutputType(PLOTS),
-    multiple=True,
-    help="Plot what the winners reach (needs hipgroupgemm[bench]). Repeatable.",
-)
+@click.option("--plot", "plot_paths", type=OutputType(PLOTS), multiple=True, help=_PLOT)
 @click.option("--store/--no-store", default=True, help="Whether winners go to the tuning store (default), from which new plans take them.")
 def sweep(resumed: Path | None, **options: Any) -> None:
     """Tune every combination of shapes, classes, element types and group sizes: time and verify the algorithms, keep the winners.
@@ -73,8 +54,8 @@ def sweep(resumed: Path | None, **options: Any) -> None:
     or a backend that was named ran nothing; 2 for arguments that can't be met; 130 after Ctrl-C (finished jobs are kept).
     """
     context = click.get_current_context()
-    plots = once(options["plot_paths"])
-    check_outputs([options["csv_path"], options["json_path"]], plots)
+    plots = parameters.once(options["plot_paths"])
+    parameters.check_outputs([options["csv_path"], options["json_path"]], plots)
     if resumed is not None:
         if options["json_path"] is not None:
             raise click.UsageError("--resume FILE goes on in FILE; --json is for a new sweep")
@@ -82,29 +63,24 @@ def sweep(resumed: Path | None, **options: Any) -> None:
     given = {name for name in options if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)}
     if options["overwrite"] and options["json_path"] is None:
         raise click.UsageError("--overwrite goes with --json FILE, the file that may be overwritten")
-    goes_on = resumed is not None and resumed.is_file() and resumed.stat().st_size > 0
-    if not goes_on and not given & {"models", "shapes", "suite"}:
+    old = resumed if resumed is not None and resumed.is_file() and resumed.stat().st_size > 0 else None
+    if old is None and not given & {"models", "shapes", "suite"}:
         raise click.UsageError("Which problems? Give --shape M,K,N,E, --model NAME or --model all; hipgroupgemm list --models prints them.")
     values = _request_values(options)
-    if "devices" in given or not goes_on:
-        values["devices"] = tuple(map(str, devices_of(options["devices"])))
+    if "devices" in given or old is None:
+        values["devices"] = tuple(map(str, parameters.devices_of(options["devices"])))
     outputs = Outputs(options["json_path"] or resumed, options["csv_path"], plots, options["store"], options["overwrite"])
-    with usage_errors(RequestError, *((ValueError,) if goes_on else ())):
-        if resumed is not None and goes_on:
-            code = resume(resumed, outputs, {field: values[field] for name in given for field in _fields_of(name) if field in values})
+    with parameters.usage_errors(RequestError, *(() if old is None else (ValueError,))):
+        if old is not None:
+            fields = [field for name in given for field in _FIELDS.get(name, (name,)) if field in values]
+            code = resume(old, outputs, {field: values[field] for field in fields})
         else:
             code = run_sweep(SweepRequest(**values), outputs)
     context.exit(code)
 
 
-def _fields_of(option: str) -> tuple[str, ...]:
-    """Which fields of a request an option sets."""
-    shapes = ("shapes", "exact_shapes")
-    return shapes if option in ("models", "shapes", "suite") else ("scale", *shapes) if option == "scale" else (option,)
-
-
 def _request_values(options: dict[str, Any]) -> dict[str, Any]:
-    named, exact = shapes_of(options["models"], options["suite"], options["shapes"])
+    named, exact = parameters.shapes_of(options["models"], options["suite"], options["shapes"])
     if options["scale"] == "auto":
         named, exact = [*named, *exact], []
     algorithms = options["algorithms"]
@@ -137,8 +113,8 @@ def report(files: tuple[Path, ...], csv_path: Path | None, json_path: Path | Non
     Exit status: 0; 1 when an algorithm that was right is wrong, crashed, timed out or failed now, or a job that ended does so no more;
     2 for files that can't be read.
     """
-    plots = once(plot_paths)
-    check_outputs([csv_path, json_path], plots)
-    with usage_errors(ValueError):
+    plots = parameters.once(plot_paths)
+    parameters.check_outputs([csv_path, json_path], plots)
+    with parameters.usage_errors(ValueError):
         code = compare(files, csv_path=csv_path, json_path=json_path, plots=plots)
     click.get_current_context().exit(code)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,19 +22,19 @@ from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.operands.dtypes import dtype_of
 from hipgroupgemm.operands.views import ArrayView, Device, packed_strides
 
-__all__ = ["Harness", "Memory", "OperandSet", "Snapshot"]
+__all__ = ["Harness", "Memory", "OperandSet"]
 
 Array = np.ndarray[Any, Any]
 
 
 class Memory(Protocol):
-    """Memory of a harness: `ptr` is its address, aligned to 16 bytes at least; a second `free` does nothing."""
+    """Memory of a harness: `ptr` is its address, aligned to 16 bytes at least, 0 once it is free. The last reference frees it as well."""
 
     ptr: int
     nbytes: int
 
     def free(self) -> None:
-        """Frees it."""
+        """Frees it. A second call does nothing."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -63,17 +63,6 @@ class OperandSet:
         return [name for name in self.layouts if name != "out"]
 
 
-@dataclasses.dataclass(eq=False)
-class Snapshot:
-    """A copy of an out. Held until `release`, or until its harness is closed."""
-
-    memory: Memory
-
-    def release(self) -> None:
-        """Frees the copy. A second call does nothing."""
-        self.memory.free()
-
-
 class Harness(abc.ABC):
     """Operands, runs, times and checks on one device. A context manager; serves one thread at a time.
 
@@ -93,7 +82,7 @@ class Harness(abc.ABC):
     note: str = ""
 
     def __init__(self) -> None:
-        self._live: list[OperandSet | Snapshot] = []
+        self._live: weakref.WeakSet[Memory] = weakref.WeakSet()
         self._rooflines: dict[str, Roofline | None] = {}
 
     # ---- what a device has to have -----------------------------------------------------------------------------------------
@@ -123,7 +112,7 @@ class Harness(abc.ABC):
         """Fills a layout's elements from a table, over and over."""
 
     @abc.abstractmethod
-    def _digest(self, memory: Memory) -> int:
+    def _digest(self, address: int, nbytes: int) -> int:
         """A number that changes when any byte does."""
 
     @abc.abstractmethod
@@ -163,6 +152,12 @@ class Harness(abc.ABC):
 
     # ---- operands ----------------------------------------------------------------------------------------------------------
 
+    def _make(self, nbytes: int) -> Memory:
+        """Memory that `close` frees at the latest."""
+        memory = self._allocate(nbytes)
+        self._live.add(memory)
+        return memory
+
     def operands(self, config: GroupedGemmConfig, *, seed: int, copies: int = 1) -> list[OperandSet]:
         """Fresh operands for a config: its own ragged extent, strides, alignments and types, normal random numbers, out poisoned.
 
@@ -183,27 +178,13 @@ class Harness(abc.ABC):
         needed, free = inputs * count + layouts["out"].nbytes + table, self.free_bytes()
         if needed > free:
             raise MemoryError(f"the operands take {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on {self.device}")
-        rng = np.random.default_rng(seed)
-        made: list[Memory] = []
-        sets: list[OperandSet] = []
-        try:
-            for _ in range(count):
-                memory: dict[str, Memory] = {}
-                for name, layout in layouts.items():
-                    if name == "out" and sets:
-                        memory[name] = sets[0].memory[name]
-                        continue
-                    made.append(self._allocate(layout.nbytes))
-                    memory[name] = made[-1]
-                pointers = {name: memory[name].ptr + layout.offset if layout.size else 0 for name, layout in layouts.items()}
-                sets.append(OperandSet(config, layouts, pointers, memory))
-                self._draw(sets[-1], rng)
-            self.poison(sets[0])
-        except BaseException:
-            for piece in made:
-                piece.free()
-            raise
-        self._live += sets
+        rng, sets, out = np.random.default_rng(seed), [], self._make(layouts["out"].nbytes)
+        for _ in range(count):
+            memory = {name: out if name == "out" else self._make(layout.nbytes) for name, layout in layouts.items()}
+            pointers = {name: memory[name].ptr + layout.offset if layout.size else 0 for name, layout in layouts.items()}
+            sets.append(OperandSet(config, layouts, pointers, memory))
+            self._draw(sets[-1], rng)
+        self.poison(sets[0])
         return sets
 
     def _draw(self, operands: OperandSet, rng: np.random.Generator) -> None:
@@ -222,17 +203,12 @@ class Harness(abc.ABC):
 
     def release(self, operands: OperandSet) -> None:
         """Frees a set's memory; a shared out goes with the last of its sets. A second call does nothing."""
-        self._live = [one for one in self._live if one is not operands]
-        shared = [one.memory.get("out") for one in self._live if isinstance(one, OperandSet)]
-        for name, memory in operands.memory.items():
-            if name != "out" or not any(memory is one for one in shared):
-                memory.free()
         operands.memory.clear()
 
     def sizes(self, values: Any) -> ArrayView:
         """A copy of host integers (`(group_total,)`, or `(batch, group_total)`) in the device's memory, freed with its view."""
         host = np.ascontiguousarray(host_integers(values))
-        memory = self._allocate(max(host.nbytes, 16))
+        memory = self._make(max(host.nbytes, 16))
         self._write(memory.ptr, host)
         return ArrayView(memory.ptr, host.shape, packed_strides(host.shape, host.itemsize), host.dtype, self.device, "", owner=memory)
 
@@ -261,8 +237,7 @@ class Harness(abc.ABC):
         Raises:
             ValueError: beta is 0 where the config's is not, or the other way round: c would be missing.
         """
-        config = operands.config
-        config = config.with_scalars(config.alpha if alpha is None else float(alpha), config.beta if beta is None else float(beta))
+        config = _with_scalars(operands.config, alpha, beta)
         return Arguments(config, dict(operands.pointers), sizes, ends, group_offset, tail, "none", self.stream)
 
     def view(self, operands: OperandSet, name: str) -> ArrayView:
@@ -272,12 +247,12 @@ class Harness(abc.ABC):
 
     def digest(self, operands: OperandSet) -> dict[str, int]:
         """By input a number that changes when any of its bytes, or of those around its elements, does. Waits."""
-        return {name: self._digest(operands.memory[name]) for name in operands.inputs}
+        return {name: self._digest(operands.memory[name].ptr, operands.memory[name].nbytes) for name in operands.inputs}
 
     def poison(self, operands: OperandSet, fill: int | None = None) -> None:
         """Fills out, its gaps and guards included, with NaN, or with a byte."""
-        memory, dtype = operands.memory["out"], operands.layouts["out"].dtype
-        self.set_bytes(memory.ptr, poison_byte(dtype) if fill is None else fill, memory.nbytes)
+        memory = operands.memory["out"]
+        self.set_bytes(memory.ptr, _fill_byte(operands, fill), memory.nbytes)
 
     def values(self, operands: OperandSet, name: str = "out") -> Array:
         """A packed copy of an operand's elements on the host, (group, batch, row, column). Waits."""
@@ -319,25 +294,21 @@ class Harness(abc.ABC):
         Raises:
             ValueError: sizes that are negative, sum past the ragged extent, or have another shape than the config says.
         """
-        products = products_of(operands.config, host_sizes, alpha=alpha, beta=beta, group_offset=group_offset, without=without)
+        products = products_of(_with_scalars(operands.config, alpha, beta), host_sizes, group_offset, without)
         sample = draw_sample(products, seed, self.budget if budget is None else budget)
-        held = poison_byte(operands.layouts["out"].dtype) if fill is None else fill
-        return check_result_of(products, self._check(operands, products, sample, tail, held), sample.checked)
+        return check_result_of(products, self._check(operands, products, sample, tail, _fill_byte(operands, fill)), sample.checked)
 
-    def snapshot(self, operands: OperandSet) -> Snapshot:
-        """A copy of out as it is when the stream comes to it."""
+    def snapshot(self, operands: OperandSet) -> Memory:
+        """A copy of out as it is when the stream comes to it; `free` it."""
         source = operands.memory["out"]
-        copy = Snapshot(self._allocate(source.nbytes))
-        self.copy_bytes(copy.memory.ptr, source.ptr, source.nbytes)
-        self._live = [*(one for one in self._live if not isinstance(one, Snapshot) or one.memory.ptr), copy]
+        copy = self._make(source.nbytes)
+        self.copy_bytes(copy.ptr, source.ptr, source.nbytes)
         return copy
 
-    def same(self, operands: OperandSet, snapshot: Snapshot) -> int:
+    def same(self, operands: OperandSet, snapshot: Memory) -> int:
         """How many elements of out differ bitwise from a snapshot of the same operands' out."""
         layout = operands.layouts["out"]
-        if not snapshot.memory.ptr:
-            raise ValueError("snapshot: was released; take another")
-        return self._differing(layout, operands.memory["out"].ptr + layout.offset, snapshot.memory.ptr + layout.offset)
+        return self._differing(layout, operands.memory["out"].ptr + layout.offset, snapshot.ptr + layout.offset)
 
     def roofline(self, dtype: Any) -> Roofline | None:
         """The device's measured roofline for an element type, measured once; None where there is nothing to measure it with."""
@@ -348,16 +319,20 @@ class Harness(abc.ABC):
 
     def close(self) -> None:
         """Frees everything. Closing twice is fine."""
-        live, self._live = self._live, []
-        for one in live:
-            for memory in one.memory.values() if isinstance(one, OperandSet) else (one.memory,):
-                memory.free()
-            if isinstance(one, OperandSet):
-                one.memory.clear()
+        for memory in list(self._live):
+            memory.free()
 
     def __enter__(self) -> Harness:
         """The harness itself."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _with_scalars(config: GroupedGemmConfig, alpha: float | None, beta: float | None) -> GroupedGemmConfig:
+    return config.with_scalars(config.alpha if alpha is None else float(alpha), config.beta if beta is None else float(beta))
+
+
+def _fill_byte(operands: OperandSet, fill: int | None) -> int:
+    return poison_byte(operands.layouts["out"].dtype) if fill is None else fill

@@ -14,15 +14,15 @@ import numpy as np
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.tolerance import Tolerance, tolerance_for
-from hipgroupgemm.operands.dtypes import dtype_of
 
-__all__ = ["CheckCounts", "CheckResult", "Products", "Sample", "check_result_of", "draw_sample", "products_of"]
+__all__ = ["CheckCounts", "CheckResult", "Products", "Sample", "check_result_of", "draw_sample", "host_integers", "products_of"]
 
 Array = np.ndarray[Any, Any]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 _ENOUGH = 64  # elements from which on the relative error, a mean, is held against its bound
 _LEAST_COLUMNS = 64
+_PRODUCT = [(name, np.int64) for name in ("batch", "group", "row_first", "row_end", "k_first", "k_end")] + [("accumulation", np.float64)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,110 +45,66 @@ class Products:
     """A grouped GEMM as a list of products, one for each batch entry and group (one per batch entry in BATCH), in that order.
 
     Attributes:
-        config: the problem's. alpha, beta: of the run.
-        batch, group: each product's indices, int64 (p,).
-        row_first, row_end: rows of out that it fills; none where it is empty.
-        k_first, k_end: its part of the contracted dimension.
+        config: the problem's, with alpha and beta of the run.
+        each: structured, (p,): batch entry and group, rows of out that it fills, its part of the contracted dimension, and its factor on
+            the sum of magnitudes, see `Tolerance`.
         covered: int64 (groups of out, batch, 2): first and one-past-last row of each slab of out that some product fills.
-        accumulation: float64 (p,): each product's factor on the sum of magnitudes, see `Tolerance`.
         tolerance: of the longest product. scaled: of elements that are beta * c alone.
     """
 
     config: GroupedGemmConfig
-    alpha: float
-    beta: float
-    batch: Integers
-    group: Integers
-    row_first: Integers
-    row_end: Integers
-    k_first: Integers
-    k_end: Integers
+    each: Array
     covered: Integers
-    accumulation: np.ndarray[Any, np.dtype[np.float64]]
     tolerance: Tolerance
     scaled: Tolerance
 
-    @property
-    def rows(self) -> Integers:
-        """Rows of each product."""
-        return self.row_end - self.row_first
 
-    def tolerance_of(self, product: int) -> Tolerance:
-        """That of one product."""
-        return dataclasses.replace(self.tolerance, accumulation=float(self.accumulation[product]))
-
-
-def products_of(
-    config: GroupedGemmConfig,
-    sizes: Any,
-    *,
-    alpha: float | None = None,
-    beta: float | None = None,
-    group_offset: int = 0,
-    without: int | None = None,
-) -> Products:
-    """The products that a config's group sizes ask for; None takes the config's alpha or beta. Of group `without`, counted from
-    `group_offset` on, nothing is compared; its elements are covered nonetheless.
+def products_of(config: GroupedGemmConfig, sizes: Any, group_offset: int = 0, without: int | None = None) -> Products:
+    """The products that a config's group sizes ask for. Of group `without`, counted from `group_offset` on, nothing is compared; its
+    elements are covered nonetheless.
 
     Raises:
         ValueError: sizes of another shape than the config's, negative, or with a sum past the ragged extent; an offset out of range.
     """
-    mode, batches = config.ragged_mode, config.batch_count
-    alpha, beta = (config.alpha if alpha is None else float(alpha)), (config.beta if beta is None else float(beta))
-    if bool(beta) != bool(config.beta):
-        raise ValueError(
-            f"beta={beta}: the config has beta={config.beta}; make operands for a config whose beta is 0 exactly where this is"
-        )
-    if mode is RaggedDotMode.BATCH:
-        starts, ends = np.zeros((batches, 1), np.int64), np.full((batches, 1), config.m, np.int64)
+    batches = config.batch_count
+    if config.ragged_mode is RaggedDotMode.BATCH:
+        starts, ends = np.zeros((batches, 1), np.int64), np.full((batches, 1), config.m)
     else:
         starts, ends = _bounds(config, sizes, group_offset)
-    groups = starts.shape[1]
-    filled, nothing = ends > starts, np.zeros(starts.shape, np.int64)
-    if mode is RaggedDotMode.CONTRACTING:
-        row_first, row_end, k_first, k_end = nothing.copy(), np.where(filled, config.m, 0), starts, ends
-        covered = np.stack([row_first.T, row_end.T], axis=-1)
+    each, filled = np.zeros(starts.shape, _PRODUCT), ends > starts
+    each["batch"], each["group"] = np.indices(starts.shape)
+    if config.ragged_mode is RaggedDotMode.CONTRACTING:
+        each["row_end"], each["k_first"], each["k_end"] = config.m * filled, starts, ends
+        covered = np.stack([each["row_first"].T, each["row_end"].T], axis=-1)
     else:
-        row_first, row_end, k_first, k_end = np.where(filled, starts, 0), np.where(filled, ends, 0), nothing, nothing + config.k
-        first, end = (starts[:, 0], ends[:, -1]) if groups else (np.zeros(batches, np.int64),) * 2
-        covered = np.stack([first, end], axis=-1)[None]
+        each["row_first"], each["row_end"], each["k_end"] = starts * filled, ends * filled, config.k
+        covered = np.zeros((1, batches, 2), np.int64)
+        if starts.shape[1]:
+            covered[0] = np.stack([starts[:, 0], ends[:, -1]], axis=-1)
     if without is not None:
-        row_first[:, without] = row_end[:, without] = 0
-    if alpha == 0:  # no product is read then
-        k_end = k_first
-    accumulation, tolerance = _tolerances(config, (k_end - k_first).reshape(-1), alpha, beta)
-    batch, group = np.meshgrid(np.arange(batches), np.arange(groups), indexing="ij")
-    flat: list[Any] = [part.reshape(-1).astype(np.int64) for part in (batch, group, row_first, row_end, k_first, k_end)]
+        each["row_end"][:, without] = each["row_first"][:, without]
+    if config.alpha == 0:  # no product is read then
+        each["k_end"] = each["k_first"]
+    extra = (config.alpha != 1) + 2 * (config.beta != 0) + config.epilogue.bias  # scalars and addends count as a term each
+    lengths, which = np.unique(each["k_end"] - each["k_first"], return_inverse=True)
+    found = [tolerance_for(config.type_d, int(length) + extra, config.compute_type) for length in lengths]
+    each["accumulation"] = np.array([one.accumulation for one in found])[which.reshape(each.shape)] if found else 0
     scaled = tolerance_for(config.type_d, 2, config.compute_type.replace("tf32", "float32"))
-    rest: tuple[Any, ...] = (np.ascontiguousarray(covered, np.int64), accumulation, tolerance, scaled)
-    return Products(config, alpha, beta, *flat, *rest)
+    return Products(config, each.reshape(-1), np.ascontiguousarray(covered), found[-1] if found else scaled, scaled)
 
 
 def _bounds(config: GroupedGemmConfig, sizes: Any, group_offset: int) -> tuple[Integers, Integers]:
-    batches, extent = config.batch_count, config.ragged_extent
-    host = host_integers(sizes)
+    batches, extent, host = config.batch_count, config.ragged_extent, host_integers(sizes)
     wanted = (batches, config.group_total) if config.sizes_per_batch else (config.group_total,)
     if host.shape != wanted:
         raise ValueError(f"host_sizes: got shape {host.shape}, wanted {wanted}")
     if not 0 <= group_offset <= config.group_total - config.group_count:
         raise ValueError(f"group_offset={group_offset}: wanted 0 to {config.group_total - config.group_count}")
-    if host.size and (int(host.min()) < 0 or max(sum(int(x) for x in row) for row in np.atleast_2d(host)) > extent):
+    if host.size and (host.min() < 0 or max(map(sum, np.atleast_2d(host).tolist())) > extent):
         raise ValueError(f"host_sizes: must be at least 0 and sum to at most {extent}, the ragged extent")
-    ends = np.cumsum(np.broadcast_to(host.astype(np.int64), (batches, config.group_total)), axis=1)
-    part = slice(group_offset, group_offset + config.group_count)
+    host = np.broadcast_to(host.astype(np.int64), (batches, config.group_total))
+    ends, part = np.cumsum(host, axis=1), slice(group_offset, group_offset + config.group_count)
     return (ends - host)[:, part], ends[:, part]
-
-
-def _tolerances(config: GroupedGemmConfig, lengths: Integers, alpha: float, beta: float) -> tuple[Array, Tolerance]:
-    """Each product's accumulation factor, and the tolerance of the longest: multiplying by a scalar and adding count as a term each."""
-    extra = (alpha != 1) + 2 * (beta != 0) + config.epilogue.bias
-    distinct, which = np.unique(lengths, return_inverse=True)
-    found = [tolerance_for(config.type_d, int(length) + extra, config.compute_type) for length in distinct]
-    longest = found[-1] if found else tolerance_for(config.type_d, extra, config.compute_type)
-    return np.array([t.accumulation for t in found], np.float64)[which.reshape(-1)], longest
-
-
-# ---- the sample ----------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +113,7 @@ class Sample:
 
     Attributes:
         rows: int64, rows of out, in order of product and row. counts: how many of them are each product's, int64 (p,).
-        columns: int64, in order.
-        checked: how much that is, in words.
+        columns: int64, in order. checked: how much that is, in words.
     """
 
     rows: Integers
@@ -173,37 +128,30 @@ def draw_sample(products: Products, seed: int, budget: float) -> Sample:
     Rows and columns are cut into as many equal stretches as may be looked at, and one of each is taken, so that no tile of a kernel's
     escapes; the first and the last column, and the first and the last row of every product, are always among them.
     """
-    n, counts = products.config.n, products.rows
+    n, each = products.config.n, products.each
+    counts = each["row_end"] - each["row_first"]
     total, ends = int(counts.sum()), np.cumsum(counts)
-    flops = 2.0 * n * float(np.sum(counts.astype(np.float64) * (products.k_end - products.k_first)))
-
-    def rows_at(places: Integers) -> Integers:
-        """Rows of out at places in the list of all products' rows."""
-        product = np.searchsorted(ends, places, side="right")
-        rows: Integers = products.row_first[product] + places - (ends - counts)[product]
-        return rows
-
+    firsts = ends - counts  # of each product in the list of all rows
+    flops = 2.0 * n * float(np.sum(counts.astype(np.float64) * (each["k_end"] - each["k_first"])))
     if flops <= budget:
-        return Sample(rows_at(np.arange(total)), counts, np.arange(n, dtype=np.int64), f"all {total} rows of products")
-    rng, share = np.random.default_rng(seed), budget / flops
-    width = min(n, max(_LEAST_COLUMNS, math.ceil(n * math.sqrt(share))))
-    columns = np.unique(np.concatenate([_one_per_stretch(rng, n, width), [0, n - 1]]))
-    filled = counts > 0
-    edges = np.concatenate([(ends - counts)[filled], ends[filled] - 1])
-    wanted = int(total * share * n / columns.size) - edges.size
-    picked = np.unique(np.concatenate([edges, _one_per_stretch(rng, total, min(wanted, total))]))
-    counts_picked = np.bincount(np.searchsorted(ends, picked, side="right"), minlength=counts.size)
-    text = f"{picked.size} of {total} rows x {columns.size} of {n} columns; all for NaN"
-    return Sample(rows_at(picked), counts_picked.astype(np.int64), columns, text)
+        picked, columns, checked = np.arange(total), np.arange(n), f"all {total} rows of products"
+    else:
+        rng, share = np.random.default_rng(seed), budget / flops
+        columns = _one_per_stretch(rng, n, min(n, max(_LEAST_COLUMNS, math.ceil(n * math.sqrt(share)))), np.array([0, n - 1]))
+        filled = counts > 0
+        edges = np.concatenate([firsts[filled], ends[filled] - 1])
+        wanted = int(total * share * n / columns.size) - edges.size
+        picked = _one_per_stretch(rng, total, min(wanted, total), edges)
+        checked = f"{picked.size} of {total} rows x {columns.size} of {n} columns; all for NaN"
+    product = np.searchsorted(ends, picked, side="right")
+    rows = each["row_first"][product] + picked - firsts[product]
+    return Sample(rows, np.bincount(product, minlength=counts.size), columns, checked)
 
 
-def _one_per_stretch(rng: np.random.Generator, extent: int, count: int) -> Integers:
-    picked = np.floor((np.arange(max(count, 0)) + rng.random(max(count, 0))) * (extent / max(count, 1))).astype(np.int64)
-    limited: Integers = np.minimum(picked, extent - 1)
-    return limited
-
-
-# ---- the result ----------------------------------------------------------------------------------------------------------------
+def _one_per_stretch(rng: np.random.Generator, extent: int, count: int, also: Integers) -> Integers:
+    count = max(count, 0)
+    places = np.floor((np.arange(count) + rng.random(count)) * (extent / max(count, 1))).astype(np.int64)
+    return np.unique(np.concatenate([np.minimum(places, extent - 1), also]))
 
 
 @dataclasses.dataclass
@@ -234,8 +182,7 @@ class CheckCounts:
 
 def check_result_of(products: Products, seen: CheckCounts, checked: str) -> CheckResult:
     """The result of what was seen: the fault that says most comes first, all that there are are named."""
-    tolerance, limit = products.tolerance, products.tolerance.relative
-    error = 0.0
+    tolerance, limit, error = products.tolerance, products.tolerance.relative, 0.0
     if seen.square_error != 0:
         error = math.sqrt(seen.square_error / seen.square_norm) if seen.square_norm else math.inf
     if not math.isfinite(error):
@@ -268,19 +215,19 @@ def describe_element(config: GroupedGemmConfig, index: int, got: float, wanted: 
 
 def place_of(config: GroupedGemmConfig, index: int) -> str:
     """Where an element lies, in words."""
-    shape = (max(config.group_count, 1), max(config.batch_count, 1), max(config.m, 1), max(config.n, 1))
-    group, batch, row, column = (int(i) for i in np.unravel_index(index, shape))
-    text = f"row {row} column {column}"
-    if config.batch_count > 1:
-        text = f"batch {batch} {text}"
+    group, batch, row, column = np.unravel_index(index, (config.group_count or 1, config.batch_count, config.m, config.n))
+    text = f"{f'batch {batch} ' if config.batch_count > 1 else ''}row {row} column {column}"
     return f"group {group} {text}" if config.ragged_mode is RaggedDotMode.CONTRACTING else text
 
 
-def host_integers(values: Any) -> Array:
+def host_integers(values: Any, name: str = "group_sizes") -> Array:
     """Group sizes from the host as an array of integers; TypeError for anything else."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # nested lists of different lengths
+        raise TypeError(f"{name}: is no array ({error}); wanted one integer a group") from None
     if array.size == 0 and array.dtype.kind == "f":  # an empty list
         array = array.astype(np.int32)
     if array.dtype.kind not in "iu":
-        raise TypeError(f"group_sizes: got {dtype_of(array.dtype)!s}, wanted integers on the host")
+        raise TypeError(f"{name}: got {array.dtype.name}, wanted integers: one size a group")
     return array

@@ -12,9 +12,9 @@ import numpy as np
 
 from hipgroupgemm import native
 from hipgroupgemm.backends.device_kernels import THREADS, kernel_headers
-from hipgroupgemm.measure.base import Array, Harness, OperandSet
-from hipgroupgemm.measure.check import CheckCounts, Products, Sample
-from hipgroupgemm.measure.device_check import CHECK_ARGUMENTS, COUNTS, MEMORY_ARGUMENTS, TYPES, DeviceCheck
+from hipgroupgemm.measure import device_check as dc
+from hipgroupgemm.measure.base import Array, Harness, Memory, OperandSet
+from hipgroupgemm.measure.check import CheckCounts, Products, Sample, place_of
 from hipgroupgemm.measure.host_check import check_arrays
 from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.roofline import Roofline
@@ -43,7 +43,7 @@ class CheckKernels:
             source = file.read()
         module = runtime.module_from_source(source, "hipgroupgemm_judge.cpp", ("-std=c++17",), device, kernel_headers())
         self._runtime, self._module = runtime, module
-        self._parameters = {dtype.itemsize: KernelParameters([Blob(dtype.itemsize)]) for dtype in (CHECK_ARGUMENTS, MEMORY_ARGUMENTS)}
+        self._parameters = {dtype.itemsize: KernelParameters([Blob(dtype.itemsize)]) for dtype in (dc.CHECK_ARGUMENTS, dc.MEMORY_ARGUMENTS)}
 
     def launch(self, name: str, arguments: Array, grid: int, stream: int) -> None:
         """Launches a kernel by name; the device must be current."""
@@ -91,42 +91,56 @@ class DeviceHarness(Harness):
         self.device = Device.of(device)
         self.runtime: Runtime = get_runtime(self.device.kind) if runtime is None else runtime
         self._index = self.device.index
-        self._info = self.runtime.device_info(self._index)
+        info = self.runtime.device_info(self._index)
         self._kernels: CheckKernels = CheckKernels(self.runtime, self._index) if kernels is None else kernels
+        self._blocks = 8 * info.multiprocessors  # of a grid at the most
+        self._last_level = max(info.l2_bytes, _INFINITY_CACHE if self.device.kind == "rocm" else 32 * _MEBI)
+        self._flushed = 4 * max(info.l2_bytes, self._last_level // 2)
+        self.cache_bytes = 2 * self._last_level
         self.stream = self.runtime.create_stream(self._index)
         self._start, self._end = (self.runtime.create_event(self._index, timing=True) for _ in range(2))
-        self._checker = DeviceCheck(self._launch, self._bring, self._counts, 8 * self._info.multiprocessors)
-        self._last_level = max(self._info.l2_bytes, _INFINITY_CACHE if self.device.kind == "rocm" else 32 * _MEBI)
-        self.cache_bytes = 2 * self._last_level
-        self._scratch: _DeviceMemory | None = None
-        self._trash: tuple[_DeviceMemory, _DeviceMemory] | None = None
+        self._scratch: Memory | None = None
+        self._trash: Memory | None = None
+        self._trash_counts: Memory | None = None
         self._closed = False
 
-    # ---- what the kernels need ---------------------------------------------------------------------------------------------
+    # ---- kernels -----------------------------------------------------------------------------------------------------------
 
     def _launch(self, name: str, arguments: Array, grid: int) -> None:
         with self.runtime.use_device(self._index):
             self._kernels.launch(name, arguments, grid, self.stream)
 
     def _bring(self, arrays: Sequence[Array], blocks: int) -> tuple[list[int], int]:
-        """Copies host arrays to scratch memory, with room for counts behind them."""
-        offsets, end = [], 0
-        for array in arrays:
-            offsets.append(end)
-            end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        needed = end + blocks * COUNTS.itemsize
+        """Copies host arrays to scratch memory, with room for counts behind them: (the arrays' addresses, the counts' address)."""
+        offsets = np.cumsum([0, *(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)]).tolist()
+        needed = offsets[-1] + blocks * dc.COUNTS.itemsize
         if self._scratch is None or self._scratch.nbytes < needed:
             if self._scratch is not None:
                 self._scratch.free()
-            self._scratch = self._allocate(max(needed, _MEBI))
-        base = self._scratch.ptr
-        for array, offset in zip(arrays, offsets, strict=True):
-            self._write(base + offset, np.ascontiguousarray(array))
-        return [base + offset for offset in offsets], base + end
+            self._scratch = self._make(max(needed, _MEBI))
+        addresses = [self._scratch.ptr + offset for offset in offsets]
+        for array, address in zip(arrays, addresses, strict=False):
+            self._write(address, np.ascontiguousarray(array))
+        return addresses[:-1], addresses[-1]
 
-    def _counts(self, address: int, blocks: int) -> Array:
-        found: Array = self._read(address, blocks * COUNTS.itemsize).view(COUNTS)
+    def _counts(self, name: str, arguments: Array, grid: int) -> Array:
+        """Launches a kernel and returns its blocks' counts. Waits."""
+        self._launch(name, arguments, grid)
+        found: Array = self._read(int(arguments["findings"]), grid * dc.COUNTS.itemsize).view(dc.COUNTS)
         return found
+
+    def _grid(self, units: int) -> int:
+        return max(1, min(units, self._blocks))
+
+    def _walk(self, layout: Layout, address: int, **values: int) -> tuple[Array, int]:
+        """The arguments of a kernel that walks over a layout's elements, and its grid."""
+        arguments = _filled(dc.MEMORY_ARGUMENTS, base=address, bytes=layout.dtype.itemsize, **values)
+        arguments["extent"], arguments["stride"] = dc.walk_axes(layout)
+        return arguments, self._grid(dc.walk_units(arguments["extent"].tolist()))
+
+    def _sum(self, name: str, arguments: Array, grid: int) -> int:
+        _, arguments["findings"] = self._bring([], grid)
+        return int(self._counts(name, arguments, grid)["count"].sum())
 
     # ---- memory ------------------------------------------------------------------------------------------------------------
 
@@ -156,14 +170,15 @@ class DeviceHarness(Harness):
 
     def _scatter(self, layout: Layout, address: int, numbers: Array) -> None:
         (source,), _ = self._bring([numbers], 1)
-        self._checker.scatter(layout, address, source, numbers.size)
+        self._launch("hgg_scatter", *self._walk(layout, address, other=source, count=numbers.size))
         self.synchronize()  # the scratch memory is used again
 
-    def _digest(self, memory: Any) -> int:
-        return self._checker.digest(memory.ptr, memory.nbytes)
+    def _digest(self, address: int, nbytes: int) -> int:
+        """Of the last 15 bytes, which are guards, some are left out."""
+        return self._sum("hgg_digest", _filled(dc.MEMORY_ARGUMENTS, base=address, count=nbytes // 16), self._touch_grid(nbytes))
 
     def _differing(self, layout: Layout, address: int, other: int) -> int:
-        return self._checker.differences(layout, address, other)
+        return self._sum("hgg_same", *self._walk(layout, address, other=other)) if layout.size else 0
 
     def free_bytes(self) -> int:
         """Free memory of the device, and what this package's allocator keeps."""
@@ -187,14 +202,53 @@ class DeviceHarness(Harness):
 
     def _check(self, operands: OperandSet, products: Products, sample: Sample, tail: str, fill: int) -> CheckCounts:
         layouts, small = operands.layouts, operands.nbytes <= _ON_HOST
-        unread = [layout.dtype.name for layout in layouts.values() if layout.dtype.name not in TYPES]
+        unread = [layout.dtype.name for layout in layouts.values() if layout.dtype.name not in dc.TYPES]
         if unread and not small:
-            raise NotImplementedError(f"{unread[0]} on {self.device}: the check reads {', '.join(TYPES)}, others up to 1 GiB of operands")
-        seen = None if unread else self._checker.compare(products, sample, layouts, operands.pointers, tail, fill)
-        if seen is None or (self._checker.overflowed and small):  # the kernel knows no sum that is infinite by right
+            raise NotImplementedError(
+                f"{unread[0]} on {self.device}: the check reads {', '.join(dc.TYPES)}, others up to 1 GiB of operands"
+            )
+        seen, overflowed = (None, False) if unread else self._compare(operands, products, sample, tail, fill)
+        if seen is None or (overflowed and small):  # the kernel knows no sum that is infinite by right
             seen = check_arrays(products, sample, {name: self.values(operands, name) for name in layouts}, tail, fill)
-        seen.touched = self._checker.touched(layouts["out"], operands.memory["out"].ptr, fill)
+        out, buffer = layouts["out"], operands.memory["out"].ptr
+        skip = out.reach if out.reach == out.size * out.dtype.itemsize else 0  # where nothing lies between elements
+        guards = {"count": out.nbytes, "first": out.offset, "skip": skip, "poison": fill}
+        arguments, _ = self._walk(out, buffer + out.offset, **guards)
+        seen.touched = self._sum("hgg_gaps", arguments, self._grid(-(-(out.nbytes - skip) // dc.CHUNK)))
         return seen
+
+    def _compare(self, operands: OperandSet, products: Products, sample: Sample, tail: str, fill: int) -> tuple[CheckCounts, bool]:
+        """Compares the sample, and looks at all of out but its gaps; and whether a wrong element is infinite."""
+        config, layout, seen, overflowed = products.config, operands.layouts["out"], CheckCounts(), False
+        if not layout.size:
+            return seen, overflowed
+        tiles, (groups, batches, m, n) = dc.tiles_of(products, sample), layout.shape
+        rows_inside = layout.strides[2] < layout.strides[3]
+        units = tiles.size * -(-sample.columns.size // dc._COLUMNS)
+        grid, inspect_grid = self._grid(units), self._grid(dc.walk_units((groups, batches, *((n, m) if rows_inside else (m, n)))))
+        addresses, counts = self._bring([tiles, sample.rows, sample.columns, products.covered], max(grid, inspect_grid))
+        arguments = _filled(
+            dc.CHECK_ARGUMENTS,
+            **{name: dc.tensor_of(one, operands.pointers[name]) for name, one in operands.layouts.items()},
+            **{"groups": groups, "batches": batches, "rows": m, "columns": n, "findings": counts},
+            **dict(zip(("tiles", "row_list", "column_list", "covered"), addresses, strict=True)),
+            **{"tile_count": tiles.size, "column_count": sample.columns.size, "alpha": config.alpha, "beta": config.beta},
+            **{"rounding": products.tolerance.rounding, "smallest": products.tolerance.smallest, "scaled": products.scaled.accumulation},
+            poison=int.from_bytes(bytes([fill]) * layout.dtype.itemsize, "little"),
+            flags=(dc._KEPT if tail == "undefined" else 0) | (dc._ROWS_INSIDE if rows_inside else 0),
+        )
+        if units:
+            found = self._counts("hgg_judge", arguments, grid)
+            seen.compared, seen.wrong = int(found["count"].sum()), int(found["wrong"].sum())
+            seen.square_error, seen.square_norm = float(found["square_error"].sum()), float(found["square_norm"].sum())
+            seen.where, seen.worst = dc.first_wrong(products, found), float(found["worst"].max())
+            overflowed = bool(seen.wrong and np.isinf(found["got"]).any())
+        found = self._counts("hgg_inspect", arguments, inspect_grid)
+        seen.uncovered, seen.where_uncovered = int(found["wrong"].sum()), dc.first_wrong(products, found)
+        seen.unwritten, seen.nan = int(found["unwritten"].sum()), int(found["nan"].sum())
+        if seen.unwritten or seen.nan:
+            seen.first_nan = place_of(config, int(found["first_nan"].min()))
+        return seen, overflowed
 
     # ---- time --------------------------------------------------------------------------------------------------------------
 
@@ -211,18 +265,26 @@ class DeviceHarness(Harness):
     def flush(self) -> None:
         """Reads more than the caches hold."""
         if self._trash is None:
-            counts = self._allocate(COUNTS.itemsize * 8 * self._info.multiprocessors)
-            self._trash = (self._zeros(_PROBE), counts)
+            self._trash = self._zeros(_PROBE)
             self.flush()  # the first launch loads the kernel
-            took, wanted = self.time(self.flush), 4 * max(self._info.l2_bytes, self._last_level // 2)
-            if took * (wanted / _PROBE) <= _FLUSH_MS or took < 1.0:  # a launch alone takes some microseconds of any device
-                self._trash[0].free()
-                self._trash = (self._zeros(wanted), counts)
-        trash, counts = self._trash
-        self._checker.touch(trash.ptr, trash.nbytes, counts.ptr)
+            took = self.time(self.flush)
+            if took * (self._flushed / _PROBE) <= _FLUSH_MS or took < 1.0:  # a launch alone takes some microseconds of any device
+                self._trash.free()
+                self._trash = self._zeros(self._flushed)
+        self._touch(self._trash)
 
-    def _zeros(self, nbytes: int) -> _DeviceMemory:
-        memory = self._allocate(nbytes)
+    def _touch(self, memory: Memory) -> None:
+        """Reads memory. Does not wait."""
+        if self._trash_counts is None:
+            self._trash_counts = self._make(dc.COUNTS.itemsize * self._blocks)
+        arguments = _filled(dc.MEMORY_ARGUMENTS, base=memory.ptr, count=memory.nbytes // 16, findings=self._trash_counts.ptr)
+        self._launch("hgg_touch", arguments, self._touch_grid(memory.nbytes))
+
+    def _touch_grid(self, nbytes: int) -> int:
+        return self._grid(nbytes // (16 * dc.CHUNK))
+
+    def _zeros(self, nbytes: int) -> Memory:
+        memory = self._make(nbytes)
         self.set_bytes(memory.ptr, 0, nbytes)
         return memory
 
@@ -244,34 +306,33 @@ class DeviceHarness(Harness):
                 made.clear()
                 cupy.get_default_memory_pool().free_all_blocks()
             source, target = self._zeros(_COPY), self._zeros(_COPY)
-            counts = self._allocate(COUNTS.itemsize * self._checker.touch_blocks(_COPY))
         except Exception:  # CuPy's own errors: none here, a type it has no product for, no memory. No roofline is no reason to fail
             return None
         copy = min(self.time(lambda: self.copy_bytes(target.ptr, source.ptr, _COPY)) for _ in range(8))
-        read = min(self.time(lambda: self._checker.touch(source.ptr, _COPY, counts.ptr)) for _ in range(8))
-        rates = {"copy": 2 * _COPY / copy * 1e3, "read": _COPY / read * 1e3}
-        best_by = max(rates, key=lambda name: rates[name])
-        words = f"{best_by} of {_COPY // _MEBI} MiB{', read + written' if best_by == 'copy' else ''}"
-        for memory in (source, target, counts):
-            memory.free()
-        return Roofline(2 * _PRODUCT**3 / product * 1e3, rates[best_by], f"product of {_PRODUCT} x {_PRODUCT} {dtype.name} matrices", words)
+        read = min(self.time(lambda: self._touch(source)) for _ in range(8))
+        return Roofline.of(_PRODUCT, dtype.name, product, _COPY, copy, read)
 
     def close(self) -> None:
         """Frees everything the harness made, its stream included."""
         if self._closed:
             return
-        self._closed = True
-        runtime = self.runtime
+        self._closed, runtime = True, self.runtime
         with runtime.use_device(self._index):
             with contextlib.suppress(RuntimeError):  # after a fault of the device each of these fails, and it has been said
                 runtime.synchronize_stream(self.stream)
             super().close()
-            for piece in (self._scratch, *(self._trash or ())):
-                if piece is not None:
-                    piece.free()
-            self._scratch = self._trash = None
-            for event in (self._start, self._end):
+            for destroy, handle in (
+                (runtime.destroy_event, self._start),
+                (runtime.destroy_event, self._end),
+                (runtime.destroy_stream, self.stream),
+            ):
                 with contextlib.suppress(RuntimeError):
-                    runtime.destroy_event(event)
-            with contextlib.suppress(RuntimeError):
-                runtime.destroy_stream(self.stream)
+                    destroy(handle)
+
+
+def _filled(struct: np.dtype[Any], **values: Any) -> Array:
+    """A struct with values, all else 0."""
+    made = np.zeros((), struct)
+    for name, value in values.items():
+        made[name] = value
+    return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,15 @@ import numpy as np
 from hipgroupgemm.measure.workloads import MoEShape, Sizes
 
 __all__ = [
-    "DISTRIBUTIONS",
-    "DistributionError",
-    "balanced_sizes",
-    "check_group_sizes",
-    "dirichlet_sizes",
-    "group_size_vectors",
-    "group_sizes_of",
-    "read_group_sizes",
-    "scale_group_sizes",
-    "zipf_sizes",
-]
+    "DISTRIBUTIONS", "DistributionError", "balanced_sizes", "check_group_sizes", "dirichlet_sizes", "group_size_vectors",
+    "group_sizes_of", "read_group_sizes", "scale_group_sizes", "zipf_sizes",
+]  # fmt: skip
+
+DISTRIBUTIONS = ("balanced", "zipf", "dirichlet")
+"""The distributions that have a name; anything else is a file of real group sizes."""
+
+_SAVE = "numpy.save(path, numpy.asarray(sizes, numpy.int64))"
+_MOST = (1 << 31) - 1
 
 
 class DistributionError(ValueError):
@@ -31,9 +28,7 @@ class DistributionError(ValueError):
 
 def balanced_sizes(m: int, e: int) -> Sizes:
     """M // E rows each, one more for the first M mod E groups: the article's micro-benchmark. (E,) int32."""
-    sizes = np.full(e, m // e, np.int32)
-    sizes[: m % e] += 1
-    return sizes
+    return (m // e + (np.arange(e) < m % e)).astype(np.int32)
 
 
 def zipf_sizes(m: int, e: int, seed: int = 0, exponent: float = 0.8) -> Sizes:
@@ -51,28 +46,20 @@ def zipf_sizes(m: int, e: int, seed: int = 0, exponent: float = 0.8) -> Sizes:
 def dirichlet_sizes(m: int, e: int, seed: int = 0, concentration: float = 0.5) -> Sizes:
     """Sizes that sum to M, M tokens drawn from expert probabilities that a symmetric Dirichlet distribution gave. (E,) int32.
 
-    Args:
-        concentration: every expert's Dirichlet parameter: large values approach balance, 1 draws evenly from all mixtures, and the
-            default 0.5 leaves many experts near empty, as early in training without a balancing loss.
+    Large concentrations approach balance; 0.5 leaves many experts near empty, as early in training without a balancing loss.
     """
     rng = np.random.default_rng(seed)
     p = rng.dirichlet(np.full(e, concentration))
     return rng.multinomial(m, p / p.sum()).astype(np.int32)
 
 
-DISTRIBUTIONS = ("balanced", "zipf", "dirichlet")
-"""The distributions that have a name; anything else is a file of real group sizes."""
-
-
 def group_sizes_of(distribution: str, shape: MoEShape, seed: int = 0) -> Sizes:
     """The group sizes of a named distribution for a shape: (E,) int32 that sum to M. Raises ValueError for another name."""
+    if distribution not in DISTRIBUTIONS:
+        raise ValueError(f"distribution {distribution!r}: wanted one of {', '.join(DISTRIBUTIONS)}")
     if distribution == "balanced":
         return balanced_sizes(shape.m, shape.e)
-    if distribution == "zipf":
-        return zipf_sizes(shape.m, shape.e, seed)
-    if distribution == "dirichlet":
-        return dirichlet_sizes(shape.m, shape.e, seed)
-    raise ValueError(f"distribution {distribution!r}: wanted one of {', '.join(DISTRIBUTIONS)}")
+    return (zipf_sizes if distribution == "zipf" else dirichlet_sizes)(shape.m, shape.e, seed)
 
 
 def group_size_vectors(distribution: str, whole: MoEShape, shape: MoEShape, seed: int = 0) -> tuple[str, list[Sizes]]:
@@ -98,18 +85,16 @@ def group_size_vectors(distribution: str, whole: MoEShape, shape: MoEShape, seed
 
 def check_group_sizes(sizes: Any, shape: MoEShape, name: str = "group_sizes") -> Sizes:
     """`sizes` as (E,) int32 if they fit the shape; raises ValueError naming what does not."""
-    array = np.asarray(sizes)
+    array, shape_name = np.asarray(sizes), shape.label or "the shape"
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        advice = "; the numbers are whole: convert them with .astype(numpy.int64)" if _is_whole(array) else ""
-        raise ValueError(f"{name}: got {array.dtype} of shape {array.shape}, wanted a vector of integers{advice}")
+        raise ValueError(f"{name}: got {array.dtype} of shape {array.shape}, wanted a vector of integers")
     if array.size != shape.e:
-        raise ValueError(f"{name}: has {array.size} sizes, but {shape.label or 'the shape'} has E = {shape.e} groups")
-    if array.size and int(array.min()) < 0:
-        group = int(array.argmin())
-        raise ValueError(f"{name}: group {group} has size {int(array[group])}, wanted at least 0")
-    total = sum(int(size) for size in array)
+        raise ValueError(f"{name}: has {array.size} sizes, but {shape_name} has E = {shape.e} groups")
+    if (array < 0).any():
+        raise ValueError(f"{name}: group {array.argmin()} has size {array.min()}, wanted at least 0")
+    total = sum(array.tolist())
     if total > shape.m:
-        raise ValueError(f"{name}: the sizes sum to {total}, but {shape.label or 'the shape'} has only M = {shape.m} rows")
+        raise ValueError(f"{name}: the sizes sum to {total}, but {shape_name} has only M = {shape.m} rows")
     return array.astype(np.int32)
 
 
@@ -120,10 +105,6 @@ def scale_group_sizes(sizes: Sizes, scale: int) -> Sizes:
     """
     ends = np.cumsum(sizes, dtype=np.int64) // scale
     return np.diff(ends, prepend=0).astype(np.int32)
-
-
-def _is_whole(array: np.ndarray[Any, Any]) -> bool:
-    return array.dtype.kind == "f" and bool(np.isfinite(array).all() and (array == np.floor(array)).all())
 
 
 def read_group_sizes(path: str | Path, experts: int | None = None) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
@@ -143,92 +124,70 @@ def read_group_sizes(path: str | Path, experts: int | None = None) -> list[np.nd
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; name the file of group sizes in it (.json, .npy or text)")
-    if path.suffix == ".npz":
-        raise ValueError(
-            f"{path}: is an archive of arrays; save the one with the sizes alone: numpy.save('sizes.npy', archive['its name'])"
-        )
-    if path.suffix == ".npy":
+    if path.suffix in (".npy", ".npz"):
         rows = _npy_rows(path)
-    elif path.suffix == ".json":
-        rows = _json_rows(path)
     else:
-        rows = list(_text_rows(path))
-        if experts is not None and experts > 1 and rows and all(len(row) == 1 for row in rows):
-            if len(rows) != experts:
-                raise ValueError(
-                    f"{path}: has {len(rows)} lines of one number each, but there are E = {experts} groups; "
-                    "give one line a group, or all sizes of a vector on one line"
-                )
-            rows = [[size for row in rows for size in row]]
-    vectors = [_vector(path, index, row) for index, row in enumerate(rows)]
-    if not vectors:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not text ({error}); wanted .json, .npy or text of integers") from None
+        rows = _json_rows(path, text) if path.suffix == ".json" else _text_rows(path, text, experts)
+    if not rows:
         raise ValueError(f"{path}: holds no group sizes")
-    return vectors
+    for index, row in enumerate(rows):
+        if not row:
+            raise ValueError(f"{path}, vector {index}: is empty, wanted one size a group")
+        for group, size in enumerate(row):
+            if type(size) is not int or not 0 <= size <= _MOST:
+                raise ValueError(f"{path}, vector {index}, group {group}: got {size!r}, wanted an integer from 0 to {_MOST}")
+    return [np.asarray(row, np.int64) for row in rows]
 
 
 def _npy_rows(path: Path) -> list[Any]:
-    save = "numpy.save(path, numpy.asarray(sizes, numpy.int64))"
-    with path.open("rb") as file:
-        magic = file.read(6)
-    if magic[:4] == b"PK\x03\x04":
-        raise ValueError(f"{path}: is an archive of arrays (.npz) by another name; write the sizes alone: {save}")
-    if magic != b"\x93NUMPY":
-        raise ValueError(f"{path}: is not a .npy file (a pickle, or something else); write it with {save}")
     try:
         data = np.load(path, allow_pickle=False)
     except OSError:
         raise
     except Exception as error:  # a broken header fails as ValueError, EOFError, SyntaxError or tokenize.TokenError
-        reason = "it holds Python objects, which are not loaded" if "allow_pickle" in str(error) else str(error)
-        raise ValueError(f"{path}: can't be read as integers ({reason}); write it with {save}") from None
+        raise ValueError(f"{path}: can't be read as integers ({error}); write it with {_SAVE}") from None
+    if not isinstance(data, np.ndarray):
+        data.close()
+        raise ValueError(f"{path}: is an archive of arrays; write the sizes alone: {_SAVE}")
     if data.dtype.kind not in "iu" or data.ndim not in (1, 2):
-        advice = f"; the numbers are whole: {save}" if _is_whole(data) else ""
-        raise ValueError(f"{path}: holds {data.dtype} of shape {data.shape}, wanted integers of shape (E,) or (vectors, E){advice}")
-    return list(data.reshape(-1, data.shape[-1]).tolist())
+        raise ValueError(
+            f"{path}: holds {data.dtype} of shape {data.shape}, wanted integers of shape (E,) or (vectors, E); write it with {_SAVE}"
+        )
+    return list(np.atleast_2d(data).tolist())
 
 
-def _json_rows(path: Path) -> list[Any]:
+def _json_rows(path: Path, text: str) -> list[Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not JSON ({error})") from None
     if isinstance(data, dict):
         if "group_sizes" not in data:
-            raise ValueError(f'{path}: the object has no "group_sizes", only {", ".join(sorted(map(str, data))) or "nothing"}')
+            raise ValueError(f'{path}: the object has no "group_sizes", only {", ".join(sorted(data)) or "nothing"}')
         data = data["group_sizes"]
     if not isinstance(data, list):
         raise ValueError(f"{path}: holds {type(data).__name__}, wanted a list of integers or a list of such lists")
-    return data if data and all(isinstance(row, list) for row in data) else [data] if data else []
+    return data if all(isinstance(row, list) for row in data) else [data]
 
 
-def _text_rows(path: Path) -> Iterator[list[int]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not text ({error}); wanted .json, .npy or text of integers") from None
-    for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].replace(",", " ").split()
+def _text_rows(path: Path, text: str, experts: int | None) -> list[list[int]]:
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
         try:
-            row = [int(word) for word in words]
+            row = [int(word) for word in line.partition("#")[0].replace(",", " ").split()]
         except ValueError:
-            advice = "; write whole numbers without a point, 3 and not 3.0" if _are_numbers(words) else ""
-            raise ValueError(f"{path}, line {number}: {line.strip()!r} is not integers separated by blanks or commas{advice}") from None
-        if row:
-            yield row
-
-
-def _are_numbers(words: Sequence[str]) -> bool:
-    try:
-        return all(float(word).is_integer() for word in words)
-    except (ValueError, OverflowError):
-        return False
-
-
-def _vector(path: Path, index: int, row: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-    for group, size in enumerate(row):
-        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 31:
-            advice = f": write {int(size)}" if isinstance(size, float) and size.is_integer() else ""
-            raise ValueError(f"{path}, vector {index}, group {group}: got {size!r}, wanted an integer from 0 to {(1 << 31) - 1}{advice}")
-    if not row:
-        raise ValueError(f"{path}, vector {index}: is empty, wanted one size a group")
-    return np.asarray(row, np.int64)
+            words = f"{line.strip()!r} is not integers separated by blanks or commas; write 3 and not 3.0"
+            raise ValueError(f"{path}, line {number}: {words}") from None
+        rows += [row] if row else []
+    if experts is not None and experts > 1 and rows and all(len(row) == 1 for row in rows):
+        if len(rows) != experts:
+            raise ValueError(
+                f"{path}: has {len(rows)} lines of one number each, but there are E = {experts} groups; "
+                "give one line a group, or all sizes of a vector on one line"
+            )
+        return [[size for row in rows for size in row]]
+    return rows

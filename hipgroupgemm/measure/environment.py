@@ -16,10 +16,10 @@ import numpy as np
 
 from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.runtime import default_device, find_devices, get_runtime
-from hipgroupgemm.runtime.process import available_cores, mapped_libraries
+from hipgroupgemm.runtime.process import available_cores, cpu_model, mapped_libraries
 from hipgroupgemm.version import __version__
 
-__all__ = ["THREADS", "blas_name", "blas_threads", "busy_note", "commit_of", "cpu_model", "describe", "device_named", "load_average"]
+__all__ = ["THREADS", "blas_threads", "busy_note", "commit_of", "describe", "device_named", "load_average"]
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 """Variables by which a user has settled BLAS's threads."""
@@ -64,7 +64,7 @@ def _thread_calls() -> tuple[Any, Any] | None:
 
 def device_named(name: str) -> Device:
     """The device that a person names: "cpu"; "auto", the first runtime's current GPU where there is one, else the CPU; "gpu", that GPU;
-    or "cuda:1", "rocm". No array library is asked.
+    or "cuda:1", "rocm".
 
     Raises:
         RuntimeError: no such device is here. ValueError: no device is called so.
@@ -87,12 +87,12 @@ def describe(device: Device) -> dict[str, Any]:
     for name in ("ml_dtypes", "triton"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    facts: dict[str, Any] = {
-        "cpu": cpu_model(),
-        "cores": available_cores(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "blas": blas_name(),
-    }
+    facts: dict[str, Any] = {"cpu": cpu_model(), "cores": available_cores(), "system": f"{platform.system()} {platform.machine()}"}
+    facts["blas"] = "unknown"
+    with contextlib.suppress(Exception):  # NumPy promises no layout of this
+        config: Any = np.show_config(mode="dicts")  # type: ignore[call-overload,func-returns-value,unused-ignore]
+        blas = config["Build Dependencies"]["blas"]
+        facts["blas"] = f"{blas['name']} {blas['version']}".strip()
     if device.kind == "cpu":
         facts["device"] = f"cpu: {facts['cpu']}, {facts['cores']} cores"
         facts |= {name: os.environ[name] for name in THREADS if name in os.environ}
@@ -125,36 +125,14 @@ def commit_of(checkout: Path) -> tuple[str | None, bool | None]:
 
     Only the top of a checkout counts: an installed package may lie somewhere below a repository that has nothing to do with it.
     """
-    if not (checkout / ".git").exists():
-        return None, None
 
     def git(*arguments: str) -> str | None:
         command = ["git", "-C", str(checkout), *arguments]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=False)
-        except (OSError, subprocess.SubprocessError):  # no git, or one that hangs
+            return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=True).stdout.strip()
+        except (OSError, subprocess.SubprocessError):  # no git, or one that hangs or refuses
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
 
-    commit = git("rev-parse", "--verify", "HEAD") or None
+    commit = git("rev-parse", "--verify", "HEAD") if (checkout / ".git").exists() else None
     state = git("status", "--porcelain", "--untracked-files=no") if commit else None
     return commit, None if state is None else bool(state)
-
-
-def cpu_model() -> str:
-    """The processor's name."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model", "cpu model") and value.strip():
-                return value.strip()
-    return platform.processor() or platform.machine() or "unknown"
-
-
-def blas_name() -> str:
-    """The BLAS that NumPy was built with, as NumPy tells it, or "unknown"."""
-    with contextlib.suppress(Exception):  # NumPy promises no layout of this
-        config: Any = np.show_config(mode="dicts")  # type: ignore[call-overload,func-returns-value,unused-ignore]
-        blas = config["Build Dependencies"]["blas"]
-        return f"{blas['name']} {blas['version']}".strip()
-    return "unknown"

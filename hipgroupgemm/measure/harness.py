@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from hipgroupgemm.measure.base import Harness, OperandSet, Snapshot
+from hipgroupgemm.measure.base import Harness, OperandSet
 from hipgroupgemm.measure.check import CheckResult
 from hipgroupgemm.measure.device_harness import DeviceHarness
 from hipgroupgemm.measure.host_harness import HostHarness
 from hipgroupgemm.measure.layouts import layouts_of
 from hipgroupgemm.operands.views import Device
 
-__all__ = ["CheckResult", "Harness", "OperandSet", "Snapshot", "harness_for", "layouts_of"]
+__all__ = ["CheckResult", "Harness", "OperandSet", "harness_for", "layouts_of"]
 
 
 def harness_for(device: Device | str) -> Harness:

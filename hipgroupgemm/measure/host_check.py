@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import zlib
 from typing import Any
@@ -51,50 +52,47 @@ def check_arrays(products: Products, sample: Sample, parts: dict[str, Array], ta
         parts: the operands by name, (group, batch, row, column). tail: of the run. fill: the byte that out was full of before the run.
     """
     seen = CheckCounts()
-    _compare(products, sample, parts, seen)
-    _inspect(products, parts, tail, fill, seen)
+    with np.errstate(all="ignore"):
+        _compare(products, sample, parts, seen)
+        _inspect(products, parts, tail, fill, seen)
     return seen
 
 
 def _compare(products: Products, sample: Sample, parts: dict[str, Array], seen: CheckCounts) -> None:
     config, columns, limit = products.config, sample.columns, largest_finite(products.config.type_d)
     rhs_grouped, out_grouped = parts["rhs"].shape[0] > 1, parts["out"].shape[0] > 1
-    first_wrong, end = -1, 0
-    for p, count in enumerate(sample.counts.tolist()):
+    first_wrong, end = math.inf, 0
+    for product, count in zip(products.each.tolist(), sample.counts.tolist(), strict=True):
+        batch, group, _, _, k_first, k_end, accumulation = product
         mine, end = sample.rows[end : end + count], end + count
         if not count or not columns.size:
             continue
-        batch, group = int(products.batch[p]), int(products.group[p])
-        k, slab = slice(int(products.k_first[p]), int(products.k_end[p])), group if out_grouped else 0
+        k, slab = slice(k_first, k_end), group if out_grouped else 0
+        cells = (slab, batch, mine[:, None], columns)
         a = parts["lhs"][0, batch, :, k][mine].astype(np.float64)
         b = parts["rhs"][group if rhs_grouped else 0, batch, k][:, columns].astype(np.float64)
-        wanted, magnitude = products.alpha * (a @ b), abs(products.alpha) * (np.abs(a) @ np.abs(b))
-        if products.beta:
-            c = products.beta * parts["c"][slab, batch][np.ix_(mine, columns)].astype(np.float64)
-            wanted, magnitude = wanted + c, magnitude + np.abs(c)
-        if "bias" in parts:
-            bias = parts["bias"][group, 0, 0, columns].astype(np.float64)
-            wanted, magnitude = wanted + bias, magnitude + np.abs(bias)
-        got = parts["out"][slab, batch][np.ix_(mine, columns)].astype(np.float64)
-        with np.errstate(all="ignore"):
-            error, bound = np.abs(got - wanted), products.tolerance_of(p).elementwise(wanted, magnitude)
-            right = error <= bound
-            # a sum that may lie past the type's largest number may be stored as infinity, and counts in no mean then
-            overflow = np.isinf(got) & (np.sign(got) == np.sign(wanted)) & (np.abs(wanted) + bound > limit)
-            wrong = ~(right | overflow)
-            seen.square_error += float(np.sum(np.where(overflow, 0, error) ** 2))
-            seen.square_norm += float(np.sum(np.where(overflow, 0, wanted) ** 2))
+        wanted, magnitude = config.alpha * (a @ b), abs(config.alpha) * (np.abs(a) @ np.abs(b))
+        addends = [config.beta * parts["c"][cells].astype(np.float64)] if config.beta else []
+        addends += [parts["bias"][group, 0, 0, columns].astype(np.float64)] if "bias" in parts else []
+        for addend in addends:
+            wanted, magnitude = wanted + addend, magnitude + np.abs(addend)
+        got = parts["out"][cells].astype(np.float64)
+        tolerance = dataclasses.replace(products.tolerance, accumulation=accumulation)
+        error, bound = np.abs(got - wanted), tolerance.elementwise(wanted, magnitude)
+        # a sum that may lie past the type's largest number may be stored as infinity, and counts in no mean then
+        overflow = np.isinf(got) & (np.sign(got) == np.sign(wanted)) & (np.abs(wanted) + bound > limit)
+        wrong = ~((error <= bound) | overflow)
+        seen.square_error += float(np.sum(np.where(overflow, 0, error) ** 2))
+        seen.square_norm += float(np.sum(np.where(overflow, 0, wanted) ** 2))
         seen.compared += error.size
         seen.wrong += int(np.count_nonzero(wrong))
         if wrong.any():
-            with np.errstate(all="ignore"):
-                worst = float(np.max(error[wrong] / bound[wrong]))
+            worst = float(np.max(error[wrong] / bound[wrong]))
             seen.worst = math.inf if math.isnan(worst) else max(seen.worst, worst)
-            i, j = (int(x) for x in np.argwhere(wrong)[0])
+            i, j = np.argwhere(wrong)[0].tolist()
             index = ((slab * config.batch_count + batch) * config.m + int(mine[i])) * config.n + int(columns[j])
-            if first_wrong < 0 or index < first_wrong:
-                first_wrong = index
-                seen.where = describe_element(config, index, float(got[i, j]), float(wanted[i, j]), float(bound[i, j]))
+            if index < first_wrong:
+                first_wrong, seen.where = index, describe_element(config, index, got[i, j], wanted[i, j], bound[i, j])
 
 
 def _inspect(products: Products, parts: dict[str, Array], tail: str, fill: int, seen: CheckCounts) -> None:
@@ -102,37 +100,25 @@ def _inspect(products: Products, parts: dict[str, Array], tail: str, fill: int, 
     config, out = products.config, parts["out"]
     if not out.size:
         return
-    covered = np.zeros(out.shape[:3], bool)
-    for at in np.ndindex(out.shape[:2]):
-        covered[at][slice(*products.covered[at].tolist())] = True
-    poison = _holds(out, fill)
+    rows, (first, end) = np.arange(config.m), np.moveaxis(products.covered, -1, 0)[..., None]
+    covered = (rows >= first) & (rows < end)
+    poison = np.ascontiguousarray(out).view(f"u{out.dtype.itemsize}") == int.from_bytes(bytes([fill]) * out.dtype.itemsize, "little")
     nan = np.isnan(out) & covered[..., None]
     if nan.any():
         seen.unwritten = int(np.count_nonzero(nan & poison))
         seen.nan = int(np.count_nonzero(nan)) - seen.unwritten
         seen.first_nan = place_of(config, int(np.argmax(nan)))
-    index = np.flatnonzero(~covered.reshape(-1))
-    if not index.size:
-        return
-    left = out.reshape(-1, config.n)[index] if out.flags.c_contiguous else out[~covered]
+    index, left = np.flatnonzero(~covered), out[~covered]
     wanted, bound = np.zeros(left.shape), np.zeros(left.shape)
     if tail == "undefined":
         wrong, wanted = ~poison[~covered], np.full(left.shape, np.nan)
     else:
-        if products.beta:
-            wanted = products.beta * parts["c"][~covered].astype(np.float64)
+        if config.beta:
+            wanted = config.beta * parts["c"][~covered].astype(np.float64)
             bound = products.scaled.elementwise(wanted, np.abs(wanted))
-        with np.errstate(all="ignore"):
-            wrong = ~(np.abs(left.astype(np.float64) - wanted) <= bound)
+        wrong = ~(np.abs(left.astype(np.float64) - wanted) <= bound)
     seen.uncovered = int(np.count_nonzero(wrong))
     if seen.uncovered:
-        i, j = (int(x) for x in np.argwhere(wrong)[0])
+        i, j = np.argwhere(wrong)[0].tolist()
         where = int(index[i]) * config.n + j
-        seen.where_uncovered = describe_element(config, where, float(left[i, j]), float(wanted[i, j]), float(bound[i, j]))
-
-
-def _holds(out: Array, fill: int) -> Array:
-    """Which elements have bytes that are all `fill`."""
-    pattern = np.frombuffer(bytes([fill]) * out.dtype.itemsize, np.dtype(f"u{out.dtype.itemsize}"))[0]
-    found: Array = np.ascontiguousarray(out).view(pattern.dtype) == pattern
-    return found
+        seen.where_uncovered = describe_element(config, where, float(left[i, j]), wanted[i, j], bound[i, j])

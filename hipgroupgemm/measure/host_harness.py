@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -74,22 +73,18 @@ class HostHarness(Harness):
         """A memmove."""
         ctypes.memmove(target, source, nbytes)
 
-    def _elements(self, layout: Layout, address: int) -> Array:
-        return numpy_view(address, layout.shape, layout.byte_strides, layout.dtype)
-
     def _scatter(self, layout: Layout, address: int, numbers: Array) -> None:
-        self._elements(layout, address)[...] = np.resize(numbers, layout.shape)
+        _elements(layout, address)[...] = np.resize(numbers, layout.shape)
 
-    def _digest(self, memory: Any) -> int:
-        return digest_of(_bytes(memory.ptr, memory.nbytes))
+    def _digest(self, address: int, nbytes: int) -> int:
+        return digest_of(_bytes(address, nbytes))
 
     def _differing(self, layout: Layout, address: int, other: int) -> int:
-        return differing(self._elements(layout, address), self._elements(layout, other))
+        return differing(_elements(layout, address), _elements(layout, other))
 
     def _check(self, operands: OperandSet, products: Products, sample: Sample, tail: str, fill: int) -> CheckCounts:
-        parts = {name: self._elements(layout, operands.pointers[name]) for name, layout in operands.layouts.items()}
-        seen = check_arrays(products, sample, parts, tail, fill)
-        memory = operands.memory["out"]
+        parts = {name: _elements(layout, operands.pointers[name]) for name, layout in operands.layouts.items()}
+        seen, memory = check_arrays(products, sample, parts, tail, fill), operands.memory["out"]
         seen.touched = touched_bytes(_bytes(memory.ptr, memory.nbytes), operands.layouts["out"], fill)
         return seen
 
@@ -108,27 +103,21 @@ class HostHarness(Harness):
 
     def free_bytes(self) -> int:
         """Memory that the system says is available."""
-        with contextlib.suppress(OSError, ValueError, IndexError):
+        with contextlib.suppress(OSError):
             for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
                 if line.startswith("MemAvailable:"):
                     return int(line.split()[1]) * 1024
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-        return 1 << 62
+        return 1 << 62  # nobody knows
 
     def peak_bytes(self, call: Callable[[], object]) -> int:
         """NumPy reports its buffers to tracemalloc; what BLAS packs its panels into is not seen."""
-        running = tracemalloc.is_tracing()
-        if not running:
-            tracemalloc.start()
+        tracemalloc.start()
         try:
-            tracemalloc.reset_peak()
             before, _ = tracemalloc.get_traced_memory()
             call()
             return max(tracemalloc.get_traced_memory()[1] - before, 0)
         finally:
-            if not running:
-                tracemalloc.stop()
+            tracemalloc.stop()
 
     def _measure_roofline(self, dtype: np.dtype[Any]) -> Roofline:
         """The best of a few runs each. 16- and 8-bit products are computed in float32, so that it is float32's product that bounds them."""
@@ -143,10 +132,7 @@ class HostHarness(Harness):
         with ThreadPoolExecutor(threads) as pool:
             copy = min(self.time(lambda: list(pool.map(np.copyto, target, source))) for _ in range(6))
             read = min(self.time(lambda: list(pool.map(np.max, source))) for _ in range(6))
-        rates = {"copy": 2 * source.nbytes / copy * 1e3, "read": source.nbytes / read * 1e3}
-        best_by = max(rates, key=lambda name: rates[name])
-        words = f"{best_by} of {_COPY // _MEBI} MiB{', read + written' if best_by == 'copy' else ''}"
-        return Roofline(2 * _PRODUCT**3 / best * 1e3, rates[best_by], f"product of {_PRODUCT} x {_PRODUCT} {kind.name} matrices", words)
+        return Roofline.of(_PRODUCT, kind.name, best, source.nbytes, copy, read)
 
     def close(self) -> None:
         """Forgets the arrays, and gives BLAS its threads back."""
@@ -158,11 +144,14 @@ def _bytes(address: int, nbytes: int) -> Array:
     return numpy_view(address, (nbytes,), (1,), np.dtype(np.uint8))
 
 
+def _elements(layout: Layout, address: int) -> Array:
+    return numpy_view(address, layout.shape, layout.byte_strides, layout.dtype)
+
+
 def _cache_bytes() -> int:
     largest = 32 * _MEBI
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, KeyError):
             text = path.read_text(encoding="ascii").strip()
-            unit = {"K": 1 << 10, "M": _MEBI, "G": 1 << 30}.get(text[-1:], 1)
-            largest = max(largest, int(text.rstrip("KMG")) * unit)
+            largest = max(largest, int(text[:-1]) * {"K": 1 << 10, "M": _MEBI, "G": 1 << 30}[text[-1]])
     return largest

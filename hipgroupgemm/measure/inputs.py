@@ -15,12 +15,12 @@ import numpy as np
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.base import Harness, OperandSet
-from hipgroupgemm.measure.layouts import Layout, poison_byte, spans
+from hipgroupgemm.measure.layouts import poison_byte, spans
 from hipgroupgemm.measure.size_sets import SizeSet
 from hipgroupgemm.operands.views import ArrayView
-from hipgroupgemm.problem.groups import scan, select_groups
+from hipgroupgemm.problem.groups import GroupBounds, scan, select_groups
 
-__all__ = ["Inputs", "Reads", "SpoiledGroup", "poison_unread"]
+__all__ = ["Inputs", "SpoiledGroup", "poison_unread", "reads_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -44,15 +44,13 @@ class Inputs:
 
     def use(self, one: SizeSet) -> None:
         """Takes up a size set: its integers come to the device."""
-        values = one.integers()
+        self._held, values = {}, one.integers()
+        wide = values
         if one.spaced:
             wide = np.full((*values.shape, 2), np.iinfo(values.dtype).min, values.dtype)  # what lies between is no size
             wide[..., 0] = values
-            memory = self._place("group_sizes", wide)
-            self.sizes = dataclasses.replace(memory, shape=values.shape, strides=memory.strides[:-1])
-        else:
-            self.sizes = self._place("group_sizes", values)
-        self._held.pop("group_offset", None)
+        memory = self._place("group_sizes", wide)
+        self.sizes = dataclasses.replace(memory, shape=values.shape, strides=memory.strides[: values.ndim])
         self.group_offset = one.group_offset
         if one.device_offset:
             self.group_offset = self._place("group_offset", np.array([one.group_offset], np.int32))
@@ -82,26 +80,13 @@ class Inputs:
         return f"it changed its inputs: {', '.join(found)}" if found else ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Reads:
-    """What a run with some sizes reads: per batch entry which rows, and which groups' weights.
-
-    Attributes:
-        starts, ends: int64 (batch, group_count): the rows of each group.
-    """
-
-    starts: Array
-    ends: Array
-
-    @classmethod
-    def of(cls, config: GroupedGemmConfig, sizes: Any, group_offset: int = 0) -> Reads:
-        """What `config` with these host sizes reads, from group `group_offset` on."""
-        bounds = select_groups(scan(np.asarray(sizes), config.ragged_extent), group_offset, config.group_count)
-        shape = (config.batch_count, config.group_count)
-        return cls(np.broadcast_to(bounds.starts, shape), np.broadcast_to(bounds.ends, shape))
+def reads_of(config: GroupedGemmConfig, sizes: Any, group_offset: int = 0) -> GroupBounds:
+    """Which rows a run with these host sizes reads, (batch, group_count): those of each group from `group_offset` on."""
+    each = np.broadcast_to(np.asarray(sizes), (config.batch_count, config.group_total))
+    return select_groups(scan(each, config.ragged_extent), group_offset, config.group_count)
 
 
-def poison_unread(harness: Harness, operands: OperandSet, reads: Reads) -> None:
+def poison_unread(harness: Harness, operands: OperandSet, reads: GroupBounds) -> None:
     """Poisons all that `reads` leaves out. Layouts whose elements are interleaved or repeated are left alone."""
     for entry, (starts, ends) in enumerate(zip(reads.starts, reads.ends, strict=True)):
         first, last = (int(starts[0]), int(ends[-1])) if len(starts) else (0, 0)
@@ -123,12 +108,12 @@ class SpoiledGroup:
         possible: whether the group's part of out can be told apart.
     """
 
-    def __init__(self, harness: Harness, operands: OperandSet, reads: Reads, group: int) -> None:
-        self._harness, self._operands, self._group = harness, operands, group
-        self._rows = [(int(starts[group]), int(ends[group])) for starts, ends in zip(reads.starts, reads.ends, strict=True)]
+    def __init__(self, harness: Harness, operands: OperandSet, reads: GroupBounds, group: int) -> None:
+        self._harness, self._operands, self._group = harness, operands, (group, group + 1)
+        self._rows = list(zip(reads.starts[:, group].tolist(), reads.ends[:, group].tolist(), strict=True))
         layout, slab = operands.layouts["out"], operands.config.ragged_mode is RaggedDotMode.CONTRACTING
         filled = [(entry, rows) for entry, rows in enumerate(self._rows) if rows[0] < rows[1] and layout.size]
-        own = [spans(layout, {1: (entry, entry + 1), **({0: (group, group + 1)} if slab else {2: rows})}) for entry, rows in filled]
+        own = [spans(layout, {1: (entry, entry + 1), **({0: self._group} if slab else {2: rows})}) for entry, rows in filled]
         self.possible = all(own)
         self._own = [span for found in own for span in found]
 
@@ -138,7 +123,7 @@ class SpoiledGroup:
             for entry, rows in enumerate(self._rows):
                 _poison(self._harness, self._operands, name, axis, {1: (entry, entry + 1), axis: rows})
         if self._operands.config.ragged_mode is RaggedDotMode.NON_CONTRACTING:
-            _poison(self._harness, self._operands, "rhs", 0, {0: (self._group, self._group + 1)})
+            _poison(self._harness, self._operands, "rhs", 0, {0: self._group})
 
     def overwrite(self, byte: int) -> None:
         """Fills the group's own part of out, whose values are NaN by right, with a byte."""
@@ -152,7 +137,7 @@ def _ragged_axes(config: GroupedGemmConfig) -> dict[str, int]:
 
 
 def _poison(harness: Harness, operands: OperandSet, name: str, axis: int, chosen: Mapping[int, tuple[int, int]]) -> None:
-    layout: Layout = operands.layouts[name]
+    layout = operands.layouts[name]
     if any(layout.shape[i] > 1 and layout.strides[i] == 0 for i in (1, axis)):  # what the poison tells apart repeats its elements
         return
     for offset, nbytes in spans(layout, chosen):

@@ -26,8 +26,8 @@ class Layout:
 
     Attributes:
         shape: extents along (group, batch, row, column), 1 where the operand has no such axis. strides: elements, likewise.
-        dtype: element type. alignment: the power of two (1 to 16 bytes) that the address is to be a multiple of, and of no larger one
-            where that decides the operand's alignment.
+        dtype: element type. alignment: the power of two (1 to 16 bytes) that the address is a multiple of, and of no larger one where that
+            decides the operand's alignment.
     """
 
     shape: tuple[int, int, int, int]
@@ -115,29 +115,19 @@ def spans(layout: Layout, chosen: Mapping[int, tuple[int, int]]) -> list[tuple[i
     Returns:
         The runs; none where the axes do not lie inside each other in memory, or where there would be too many.
     """
-    axes = [
-        (stride, extent, *chosen.get(i, (0, extent)))
-        for i, (stride, extent) in enumerate(zip(layout.byte_strides, layout.shape, strict=True))
-    ]
+    axes = [(*axis, *chosen.get(i, (0, axis[1]))) for i, axis in enumerate(zip(layout.byte_strides, layout.shape, strict=True))]
     if any(stop <= start for _, _, start, stop in axes):
         return []
-    axes = sorted((axis for axis in axes if axis[1] > 1), reverse=True)
-    reaches = [layout.dtype.itemsize]  # of the axes from each one inwards, whole
-    for stride, extent, _, _ in reversed(axes):
-        if stride < reaches[0]:
+    # from the innermost axis outwards: runs of one length at offsets, and the reach of the axes so far, whole
+    offsets, length, reach = np.zeros(1, np.int64), layout.dtype.itemsize, layout.dtype.itemsize
+    for stride, extent, start, stop in sorted(axis for axis in axes if axis[1] > 1):
+        if stride < reach:
             return []
-        reaches.insert(0, stride * (extent - 1) + reaches[0])
-    whole = len(axes)
-    while whole and axes[whole - 1][2:] == (0, axes[whole - 1][1]):
-        whole -= 1
-    # axes[:whole] are walked, but the innermost of them, whose chosen part is one run
-    outer, offset, length = axes[: max(whole - 1, 0)], 0, reaches[whole]
-    if whole:
-        stride, _, start, stop = axes[whole - 1]
-        offset, length = start * stride, (stop - start - 1) * stride + reaches[whole]
-    offsets = np.array([offset], np.int64)
-    for stride, _, start, stop in reversed(outer):
-        if offsets.size * (stop - start) > _MOST_SPANS:
+        if length == reach:  # all that lies further in is taken whole: what is chosen here is one run
+            offsets, length = offsets + start * stride, (stop - start - 1) * stride + reach
+        elif offsets.size * (stop - start) <= _MOST_SPANS:
+            offsets = (np.arange(start, stop)[:, None] * stride + offsets).reshape(-1)
+        else:
             return []
-        offsets = (np.arange(start, stop, dtype=np.int64)[:, None] * stride + offsets[None, :]).reshape(-1)
-    return [(int(at), length) for at in offsets]
+        reach += stride * (extent - 1)
+    return [(at, length) for at in offsets.tolist()]

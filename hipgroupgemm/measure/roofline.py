@@ -21,6 +21,14 @@ class Roofline:
     product: str
     copy: str
 
+    @classmethod
+    def of(cls, extent: int, dtype: str, product_ms: float, nbytes: int, copy_ms: float, read_ms: float) -> Roofline:
+        """From the times of a square product, and of a copy and a read of so many bytes."""
+        mebi, product = nbytes >> 20, f"product of {extent} x {extent} {dtype} matrices"
+        by_copy = 2 * read_ms > copy_ms
+        words = f"copy of {mebi} MiB, read + written" if by_copy else f"read of {mebi} MiB"
+        return cls(2 * extent**3 / product_ms * 1e3, (2 * nbytes / copy_ms if by_copy else nbytes / read_ms) * 1e3, product, words)
+
     def floor_ms(self, flops: int, min_bytes: int) -> float:
         """The least time by both rates: that of the operations or that of the bytes, whichever is longer."""
         return max(flops / self.flops, min_bytes / self.bandwidth) * 1e3

@@ -1,7 +1,7 @@
 """The size sets that candidates have to be right on: the sizes that are timed, and adversarial ones.
 
 beta other than 0 (1 among them) is checked where the config's is: plans for beta = 0 never read c, cannot be given another beta, and have
-a key and tuning results of their own, as those for beta != 0 have.
+a key and tuning results of their own.
 """
 
 from __future__ import annotations
@@ -69,25 +69,24 @@ class SizeSet:
 
     def describe(self) -> str:
         """The set in a few words."""
-        words = [f"alpha={self.alpha:g}"]
-        if self.beta:
-            words.append(f"beta={self.beta:g}{', c is out' if self.in_place else ''}")
-        if self.group_offset:
-            words.append(f"group_offset={self.group_offset}{' on the device' if self.device_offset else ''}")
-        if self.tail != "zero":
-            words.append(f"tail={self.tail!r}")
-        if self.spoiled is not None:
-            words.append(f"group {self.spoiled} full of NaN")
-        said = ((self.ends, "end offsets"), (self.spaced, "strided int64 sizes"), (self.filled, "out full of numbers"))
-        return f"{self.name} ({', '.join([*words, *(text for is_so, text in said if is_so)])})"
+        said = (
+            (True, f"alpha={self.alpha:g}"),
+            (self.beta, f"beta={self.beta:g}{', c is out' if self.in_place else ''}"),
+            (self.group_offset, f"group_offset={self.group_offset}{' on the device' if self.device_offset else ''}"),
+            (self.tail != "zero", f"tail={self.tail!r}"),
+            (self.spoiled is not None, f"group {self.spoiled} full of NaN"),
+            (self.ends, "end offsets"),
+            (self.spaced, "strided int64 sizes"),
+            (self.filled, "out full of numbers"),
+        )
+        return f"{self.name} ({', '.join(text for is_so, text in said if is_so)})"
 
     def integers(self) -> Sizes:
         """What lies in the device's memory."""
         values = self.sizes if self.wrong_sizes is None else self.wrong_sizes
         if self.ends:
             ends = np.cumsum(values, axis=-1, dtype=np.int64)
-            fits = ends.size == 0 or int(ends.max()) <= np.iinfo(np.int32).max
-            values = ends.astype(np.int32) if fits else ends
+            values = ends.astype(np.int32) if (ends <= np.iinfo(np.int32).max).all() else ends
         return values.astype(np.int64) if self.spaced else values
 
 
@@ -96,7 +95,7 @@ def size_sets(config: GroupedGemmConfig, samples: Sequence[Sizes], device: Devic
 
     Host integers never reach a backend unchecked, and group offsets are then known: those on a device only where the device is one.
     """
-    on = 1.0 if config.beta else 0.0
+    on, on_device = (1.0 if config.beta else 0.0), device.kind != "cpu"
     names = ["tuning sizes"] if len(samples) == 1 else [f"tuning sizes, sample {index}" for index in range(len(samples))]
     found = [SizeSet(name, sizes, beta=on) for name, sizes in zip(names, samples, strict=True)]
     if config.ragged_mode is RaggedDotMode.BATCH:
@@ -106,26 +105,15 @@ def size_sets(config: GroupedGemmConfig, samples: Sequence[Sizes], device: Devic
     in_place = bool(config.beta) and layouts["c"] == layouts["out"]
     rest = config.group_total - config.group_count
     offsets = itertools.cycle((rest, 0, (rest + 1) // 2))
-    adversarial = adversarial_sizes(config.ragged_extent, config.group_total)
+    adversarial = {name: per_batch(sizes, config) for name, sizes in adversarial_sizes(config.ragged_extent, config.group_total).items()}
     for name, sizes in adversarial.items():
         alpha, beta = _SCALARS[name]
-        found.append(
-            SizeSet(
-                name,
-                per_batch(sizes, config),
-                alpha,
-                beta * on,
-                adversarial=True,
-                spaced=name == "one_group",
-                group_offset=next(offsets),
-                in_place=in_place and name in _IN_PLACE,
-                device_offset=rest > 0 and device.kind != "cpu" and name == "borders",
-            )
-        )
-    short = per_batch(adversarial["short"], config)
-    found.append(_one_spoiled(config, short, on, next(offsets)))
-    if device.kind != "cpu" and config.group_total and config.ragged_extent:
-        found.append(_wrong_sizes(config, short, on))
+        how: dict[str, Any] = {"spaced": name == "one_group", "in_place": in_place and name in _IN_PLACE}
+        how["device_offset"] = rest > 0 and on_device and name == "borders"
+        found.append(SizeSet(name, sizes, alpha, beta * on, adversarial=True, group_offset=next(offsets), **how))
+    found.append(_one_spoiled(config, adversarial["short"], on, next(offsets)))
+    if on_device and config.group_total and config.ragged_extent:
+        found.append(_wrong_sizes(config, adversarial["short"], on))
     return [*found, *_other_extents(config, on)]
 
 
@@ -135,25 +123,21 @@ def _one_spoiled(config: GroupedGemmConfig, sizes: Sizes, on: float, offset: int
     group = int(filled[filled.size // 2]) if filled.size > 1 else None
     tail = "undefined" if config.ragged_mode is RaggedDotMode.NON_CONTRACTING else "zero"
     name = "one_spoiled" if group is not None else "kept tail"
-    extra: dict[str, Any] = {"tail": tail, "ends": True, "filled": True, "spoiled": group, "once": True}
-    return SizeSet(name, sizes, 1.0, on, True, group_offset=offset, **extra)
+    how: dict[str, Any] = {"tail": tail, "ends": True, "filled": True, "spoiled": group, "once": True}
+    return SizeSet(name, sizes, 1.0, on, True, group_offset=offset, **how)
 
 
 def _wrong_sizes(config: GroupedGemmConfig, sizes: Sizes, on: float) -> SizeSet:
     """A negative size and one that runs past the end: limited, and reported."""
-    given = sizes.astype(np.int64).reshape(-1, config.group_total).copy()
-    given[:, -1] = config.ragged_extent + 9
+    given, extent = sizes.astype(np.int64), config.ragged_extent
+    given[..., -1] = extent + 9
     if config.group_total > 2:
-        given[:, 1] = -7
-    limited = np.zeros_like(given)
-    for row, wanted in zip(limited, given, strict=True):
-        left = config.ragged_extent
-        for group, size in enumerate(wanted.tolist()):
-            row[group] = min(max(size, 0), left)
-            left -= int(row[group])
-    narrow = np.int32 if config.ragged_extent + 9 <= np.iinfo(np.int32).max else np.int64
-    given, limited = (part.reshape(sizes.shape).astype(narrow) for part in (given, limited))
-    return SizeSet("wrong sizes, which are limited", limited, 1.0, on, True, wrong_sizes=given, once=True)
+        given[..., 1] = -7
+    ends = np.minimum(np.cumsum(np.maximum(given, 0), axis=-1), extent)
+    limited = np.diff(ends, axis=-1, prepend=0)
+    narrow = np.int32 if extent + 9 <= np.iinfo(np.int32).max else np.int64
+    wrong = given.astype(narrow)
+    return SizeSet("wrong sizes, which are limited", limited.astype(narrow), 1.0, on, True, wrong_sizes=wrong, once=True)
 
 
 def _other_extents(config: GroupedGemmConfig, on: float) -> Iterator[SizeSet]:

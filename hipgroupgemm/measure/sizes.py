@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.measure.distributions import balanced_sizes
+from hipgroupgemm.measure.check import host_integers
 from hipgroupgemm.operands.arrays import view_of
 from hipgroupgemm.operands.views import host_array
 from hipgroupgemm.problem.groups import scan
@@ -23,7 +23,6 @@ __all__ = ["adversarial_sizes", "origin_of", "per_batch", "seed_sizes", "size_cl
 
 Sizes = np.ndarray[Any, np.dtype[Any]]
 
-_INT32 = int(np.iinfo(np.int32).max)
 _BALANCED = 1.25
 _BORDERS = (1, 17, 127, 65, 3, 129, 31, 255)
 """Sizes about the tiles' borders: one row, one more than a tile, one less than two."""
@@ -35,15 +34,9 @@ def seed_sizes(config: GroupedGemmConfig) -> Sizes:
     `(group_total,)` int32 (int64 where they are larger), or `(batch, group_total)` where the config has sizes a batch
     entry. Zeros in BATCH, whose sizes are never read.
     """
-    if config.ragged_mode is RaggedDotMode.BATCH:
-        return np.zeros(_shape(config), np.int32)
-    rows, groups = config.ragged_extent, config.group_total
-    if groups == 0:
-        return np.zeros(_shape(config), np.int32)
-    if rows // groups >= _INT32:
-        wide: Sizes = np.full(_shape(config), rows // groups, np.int64) + (np.arange(groups) < rows % groups)
-        return wide
-    balanced: Sizes = np.broadcast_to(balanced_sizes(rows, groups), _shape(config)).copy()
+    groups, rows = config.group_total, 0 if config.ragged_mode is RaggedDotMode.BATCH else config.ragged_extent
+    each, left = divmod(rows, max(groups, 1))
+    balanced: Sizes = np.broadcast_to(_narrow(each + (np.arange(groups) < left)), _shape(config)).copy()
     return balanced
 
 
@@ -62,24 +55,23 @@ def size_samples(group_sizes: Any, config: GroupedGemmConfig) -> list[Sizes]:
     """
     if group_sizes is None:
         return [seed_sizes(config)]
-    wanted = _shape(config)
+    wanted, read = _shape(config), config.ragged_mode is not RaggedDotMode.BATCH
     given = _host(group_sizes, "group_sizes")
-    parts = _parts(given, wanted)
+    parts = list(given) if _depth(given) > len(wanted) else [given]
     if not parts:
         raise ValueError("group_sizes: got no sample at all; leave it out to tune on balanced sizes")
     samples = []
     for index, part in enumerate(parts):
         name = f"group_sizes[{index}]" if len(parts) > 1 else "group_sizes"
-        array = _integers(part, name)
+        array = host_integers(part, name)
         if array.shape != wanted:
             several = "" if len(parts) > 1 else ", or several of that shape"
             raise TypeError(f"{name}: got shape {array.shape}, wanted {wanted}{several}: one size for each of the config's groups")
-        if config.ragged_mode is not RaggedDotMode.BATCH:
-            fault = scan(array, config.ragged_extent).fault
-            if fault is not None:
-                raise ValueError(f"{name}: {fault.describe(config.ragged_extent).partition(': ')[2]}")
+        fault = scan(array, config.ragged_extent).fault if read else None
+        if fault is not None:
+            raise ValueError(f"{name}: {fault.describe(config.ragged_extent).partition(': ')[2]}")
         samples.append(_narrow(array))
-    if config.ragged_mode is not RaggedDotMode.BATCH and not any(sample.any() for sample in samples):
+    if read and not any(sample.any() for sample in samples):
         raise ValueError("group_sizes: all groups are empty, there is nothing to time; leave it out to tune on balanced sizes")
     return samples
 
@@ -104,67 +96,37 @@ def origin_of(group_sizes: Any, named: Any = None) -> str:
 def _narrow(array: np.ndarray[Any, Any]) -> Sizes:
     """As int32 where the values fit, as routers give them; else as int64."""
     wide = array.astype(np.int64)
-    fits = wide.size == 0 or (int(wide.min()) >= -_INT32 and int(wide.max()) <= _INT32)
-    return wide.astype(np.int32) if fits else wide
+    narrow = wide.astype(np.int32)
+    return narrow if (narrow == wide).all() else wide
 
 
 def _shape(config: GroupedGemmConfig) -> tuple[int, ...]:
     return (config.batch_count, config.group_total) if config.sizes_per_batch else (config.group_total,)
 
 
-def _parts(given: Any, wanted: tuple[int, ...]) -> list[Any]:
-    """One entry a sample."""
-    if isinstance(given, np.ndarray):
-        return list(given) if given.ndim == len(wanted) + 1 else [given]
-    depth = _depth(given)
-    return list(given) if depth > len(wanted) else [given]
-
-
 def _depth(value: Any) -> int:
     """How many axes nested sequences of integers or arrays have."""
-    if isinstance(value, np.ndarray):
-        return value.ndim
     if isinstance(value, (list, tuple)):
         return 1 + max((_depth(part) for part in value), default=0)
-    return 0
+    return int(np.ndim(value))
 
 
 def _host(value: Any, name: str) -> Any:
-    """The caller's sizes on the host: arrays as NumPy arrays, lists of either as lists."""
+    """The caller's sizes with all arrays as NumPy arrays; waits for a device."""
     if isinstance(value, (list, tuple)):
         return [_host(part, f"{name}[{index}]") for index, part in enumerate(value)]
-    if isinstance(value, (int, np.integer, np.ndarray)):
+    if not hasattr(value, "shape") or isinstance(value, (np.ndarray, np.generic)):
         return value
-    if isinstance(value, (str, bytes, float)) or not hasattr(value, "shape"):
-        raise TypeError(f"{name}: got {type(value).__name__}, wanted integers: one size a group")
-    return _from_device(value, name)
-
-
-def _from_device(value: Any, name: str) -> Any:
-    """Sizes that lie in another library's array, on the host; waits for a device."""
     view = view_of(value, name)
     if view.device.kind == "cpu":
         return host_array(view).copy()
-    runtime = get_runtime(view.device.kind)
-    raw = np.empty(view.reach, np.uint8)
+    runtime, raw = get_runtime(view.device.kind), np.empty(max(view.reach, 1), np.uint8)
     with runtime.use_device(view.device.index):
         runtime.synchronize_device(view.device.index)
-        if raw.nbytes:
-            runtime.memcpy_async(raw.ctypes.data, view.pointer, raw.nbytes)
+        if view.reach:
+            runtime.memcpy_async(raw.ctypes.data, view.pointer, view.reach)
             runtime.synchronize_stream()
-    return np.ndarray(view.shape, view.dtype, raw, 0, view.strides).copy() if raw.nbytes else np.empty(view.shape, view.dtype)
-
-
-def _integers(value: Any, name: str) -> np.ndarray[Any, Any]:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:  # nested lists of different lengths
-        raise TypeError(f"{name}: is no array ({error}); wanted one integer a group") from None
-    if array.size == 0 and not isinstance(value, np.ndarray):
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name}: got {array.dtype!s}, wanted an integer type")
-    return array
+    return np.ndarray(view.shape, view.dtype, raw.data, 0, view.strides).copy()
 
 
 def adversarial_sizes(m: int, groups: int) -> dict[str, Sizes]:
@@ -181,41 +143,30 @@ def adversarial_sizes(m: int, groups: int) -> dict[str, Sizes]:
         "all_empty"; "one_group": the middle group takes all rows.
     """
     short = min(5 * m // 8 | 1, max(m - 1, 0))
-    found = {"borders": _borders(m, groups), "short": _borders(short, groups)}
-    sparse = np.zeros(groups, np.int64)
+    sparse, one = np.zeros((2, groups), np.int64)
     some = np.arange(1, max(groups - 1, 2), 4) if groups > 1 else np.arange(groups)
-    if some.size:
-        sparse[some] = _borders(short, some.size)
-    found["many_empty"] = _narrow(sparse)
-    found["all_empty"] = np.zeros(groups, np.int32)
-    one = np.zeros(groups, np.int64)
-    if groups:
-        one[groups // 2] = m
-    found["one_group"] = _narrow(one)
-    return found
+    sparse[some] = _borders(short, some.size)
+    one[groups // 2 : groups // 2 + 1] = m
+    found = {"borders": _borders(m, groups), "short": _borders(short, groups), "many_empty": sparse, "all_empty": 0 * one, "one_group": one}
+    return {name: _narrow(sizes) for name, sizes in found.items()}
 
 
 def _borders(m: int, groups: int) -> Sizes:
     """Uneven sizes that sum to m; every group has a row where there are enough."""
-    sizes = np.zeros(groups, np.int64)
-    if groups == 0:
-        return sizes.astype(np.int32)
-    left = m
+    sizes, left = np.zeros(groups, np.int64), m
     for group in range(groups - 1):
         behind = groups - 1 - group  # groups that want a row each
         sizes[group] = min(_BORDERS[group % len(_BORDERS)], max(left - behind, min(left, 1)))
-        left -= sizes[group]
-    sizes[-1] = left
-    return _narrow(sizes)
+        left -= int(sizes[group])
+    sizes[-1:] = left
+    return sizes
 
 
 def per_batch(sizes: Sizes, config: GroupedGemmConfig) -> Sizes:
     """Adversarial sizes for a config: where it has sizes a batch entry, each entry's are turned on by one group more."""
     if not config.sizes_per_batch:
         return sizes
-    if config.batch_count == 0:
-        return np.zeros(_shape(config), np.int32)
-    return np.stack([np.roll(sizes, entry) for entry in range(config.batch_count)]).reshape(_shape(config))
+    return np.array([np.roll(sizes, entry) for entry in range(config.batch_count)], sizes.dtype).reshape(_shape(config))
 
 
 def size_class(sizes: Any, m: int) -> str:
@@ -229,21 +180,17 @@ def size_class(sizes: Any, m: int) -> str:
         m: the ragged extent; 0 in BATCH, where sizes are never read and all is balanced.
     """
     array = np.asarray(sizes, np.int64)
-    if array.size == 0:
+    if array.size == 0 or m == 0:
         return "balanced"
     if array.ndim > 1:
-        classes = {size_class(entry, m) for entry in array.reshape(-1, array.shape[-1])}
+        classes = {size_class(entry, m) for entry in array}
         return next((name for name in ("sparse", "skewed") if name in classes), "balanced")
-    total = int(array.sum())
-    if m == 0:
+    if array.sum() == m and array.max() <= _BALANCED * m / array.size + 1:
         return "balanced"
-    if total == m and int(array.max()) <= _BALANCED * total / array.size + 1:
-        return "balanced"
-    return "sparse" if 2 * int((array <= 0).sum()) > array.size else "skewed"
+    return "sparse" if 2 * np.count_nonzero(array <= 0) > array.size else "skewed"
 
 
 def size_class_of(samples: Sequence[Any], m: int) -> str:
     """The class of several samples: what most of them are; of equally many the less balanced one."""
     counts = collections.Counter(size_class(sample, m) for sample in samples)
-    order = ("sparse", "skewed", "balanced")
-    return max(counts, key=lambda name: (counts[name], -order.index(name))) if counts else "balanced"
+    return max(("sparse", "skewed", "balanced"), key=lambda name: counts[name])

@@ -63,8 +63,7 @@ def write_text(path: Path, text: str) -> None:
         return
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
-        with path.open("w", encoding="utf-8", newline="") as special:
-            special.write(text)
+        path.write_text(text, encoding="utf-8", newline="")
         return
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

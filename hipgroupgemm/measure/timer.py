@@ -1,7 +1,7 @@
 """Fair times: all take turns, in an order that is drawn anew each round, and only times of the same rounds are compared.
 
-Clocks move and machines get busy: what is slow in one minute is fast in the next. Within a round that hits all alike, so a ratio of two
-times of one round says something where two times of different rounds say nothing.
+Clocks move and machines get busy: within a round that hits all alike, so a ratio of two times of one round says something where two times
+of different rounds say nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ __all__ = ["Timed", "leader_of", "ratio_to", "time_rounds"]
 
 @dataclasses.dataclass(eq=False)
 class Timed:
-    """One that is timed among others.
-
-    Attributes:
-        times: milliseconds by round.
-    """
+    """One that is timed among others; `times`: milliseconds by round."""
 
     times: dict[int, float] = dataclasses.field(default_factory=dict, kw_only=True)
 
@@ -91,9 +87,7 @@ def time_rounds(
         for entry in due if number == first else [due[i] for i in rng.permutation(len(due))]:
             if over():
                 return
-            if entry.racing:  # another one's turn may have ended it
-                took = time_once(entry, number)
-                if took is not None:
-                    entry.times[number] = took
+            if entry.racing and (took := time_once(entry, number)) is not None:  # another one's turn may have ended it
+                entry.times[number] = took
         after_round(number)
         number += 1

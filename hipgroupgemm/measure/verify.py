@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from hipgroupgemm.backends.base import Executable
-from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.backends.base import Arguments, Executable
+from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.base import Harness, OperandSet
 from hipgroupgemm.measure.check import CheckResult
-from hipgroupgemm.measure.inputs import Inputs, Reads, SpoiledGroup, poison_unread
+from hipgroupgemm.measure.inputs import Inputs, SpoiledGroup, poison_unread, reads_of
 from hipgroupgemm.measure.size_sets import SizeSet, size_sets
 
 __all__ = ["Outcome", "SizeSet", "Verifier", "size_sets"]
@@ -78,18 +79,22 @@ class Verifier:
         self.inputs = Inputs(harness)
         self.operands: list[OperandSet] = []
         self._made_for: tuple[GroupedGemmConfig, bool] | None = None
-        self._index: int | None = None  # of the set that the operands are ready for
-        self._current: SizeSet = sets[0]
-        self._spoiled: SpoiledGroup | None = None
-        self._touched = False  # a candidate has changed inputs
         self._make(config, False)
 
     def _make(self, config: GroupedGemmConfig, rotate: bool) -> None:
+        self._drop()
+        self.operands = self.harness.operands(config, seed=self._seed, copies=self._copies if rotate else 1)
+        self._made_for = config, rotate
+
+    def _drop(self) -> None:
         for operands in self.operands:
             self.harness.release(operands)
-        self.operands, self._made_for, self._index, self._spoiled = [], None, None, None
-        self.operands = self.harness.operands(config, seed=self._seed, copies=self._copies if rotate else 1)
-        self._made_for, self._touched = (config, rotate), False
+        self.operands = []
+        self._made_for = None
+        self._index: int | None = None  # of the set that the operands are ready for
+        self._current: SizeSet | None = None
+        self._spoiled: SpoiledGroup | None = None
+        self._touched = False  # a candidate has changed inputs
 
     def use(self, index: int, *, timing: bool) -> SizeSet:
         """Brings operands, sizes and poison of a size set to where the last one's were; the set as it can be had."""
@@ -99,7 +104,7 @@ class Verifier:
         fresh = self._made_for != wanted
         if fresh:
             self._make(*wanted)
-        elif self._index == index and not self._touched:
+        elif self._current is not None and self._index == index and not self._touched:
             return self._current
         unused = self._index is None
         renewed = not fresh and (self._touched or not (timing or unused))
@@ -107,7 +112,7 @@ class Verifier:
             for turn, operands in enumerate(self.operands):
                 self.harness.renew(operands, seed=self._seed + 7919 * (index + 1) + turn)
         self._touched, self._index, self._spoiled = True, None, None
-        if chosen.adversarial and not timing:
+        if chosen.adversarial and not timing and self.config.ragged_mode is not RaggedDotMode.BATCH:
             chosen = self._poison(chosen)
         self.inputs.use(chosen)
         if fresh or renewed or unused:
@@ -118,16 +123,15 @@ class Verifier:
     def _poison(self, chosen: SizeSet) -> SizeSet:
         """Poisons what the sizes do not read, and the group that is to be spoiled where that can be done."""
         (operands,) = self.operands
-        if operands.config.ragged_mode.name == "BATCH":
-            return chosen
-        reads = Reads.of(operands.config, chosen.sizes, chosen.group_offset)
+        reads = reads_of(operands.config, chosen.sizes, chosen.group_offset)
         poison_unread(self.harness, operands, reads)
-        if chosen.spoiled is not None:
-            spoiled = SpoiledGroup(self.harness, operands, reads, chosen.spoiled)
-            if not spoiled.possible:
-                return dataclasses.replace(chosen, spoiled=None)
-            spoiled.poison()
-            self._spoiled = spoiled
+        if chosen.spoiled is None:
+            return chosen
+        spoiled = SpoiledGroup(self.harness, operands, reads, chosen.spoiled)
+        if not spoiled.possible:
+            return dataclasses.replace(chosen, spoiled=None)
+        spoiled.poison()
+        self._spoiled = spoiled
         return chosen
 
     # ---- steps -------------------------------------------------------------------------------------------------------------
@@ -157,7 +161,7 @@ class Verifier:
             second = self._run(one, executable, again, checked=False)
             differing = self.harness.same(operands, first)
         finally:
-            first.release()
+            first.free()
         if second.fault:
             return Outcome.of(second, f"{where}, second run")
         if differing:
@@ -170,12 +174,11 @@ class Verifier:
 
     def _run(self, one: SizeSet, executable: Executable, fill: int | None, *, checked: bool = True) -> CheckResult:
         """One run on an out full of NaN or of a byte, waited for: what is wrong with it."""
-        harness, (operands,), out = self.harness, self.operands, self.operands[0].pointers["out"]
+        harness, (operands,) = self.harness, self.operands
         harness.poison(operands, fill)
-        scalars = {"alpha": one.alpha, "beta": one.beta}
-        offset = self.inputs.group_offset
-        arguments = harness.arguments(operands, self.inputs.sizes, **scalars, tail=one.tail, group_offset=offset, ends=one.ends)
+        arguments = self._arguments(one, operands)
         if one.in_place and operands.pointers["c"]:
+            out = operands.pointers["out"]
             harness.copy_bytes(out, operands.pointers["c"], operands.layouts["c"].reach)
             arguments.pointers["c"] = out
         harness.synchronize()
@@ -188,30 +191,24 @@ class Verifier:
         if changed or not checked:  # what it has computed from changed inputs cannot be checked
             return CheckResult(0.0, 0.0, changed, "")
         result = self._result(one, operands, fill, self._seed)
-        if not result.fault and one.wrong_sizes is not None and fault is None:
-            return dataclasses.replace(result, fault="it does not report that sizes are wrong")
-        if not result.fault and one.wrong_sizes is None and fault is not None:
-            words = fault.describe(operands.config.ragged_extent)
-            return dataclasses.replace(result, fault=f"it reports wrong sizes where they are right: {words}")
-        return result
+        if result.fault or (one.wrong_sizes is None) == (fault is None):
+            return result
+        words = "it does not report that sizes are wrong"
+        if fault is not None:
+            words = f"it reports wrong sizes where they are right: {fault.describe(operands.config.ragged_extent)}"
+        return dataclasses.replace(result, fault=words)
+
+    def _arguments(self, one: SizeSet, operands: OperandSet) -> Arguments:
+        how: dict[str, Any] = {"alpha": one.alpha, "beta": one.beta, "tail": one.tail, "ends": one.ends}
+        return self.harness.arguments(operands, self.inputs.sizes, group_offset=self.inputs.group_offset, **how)
 
     def _result(self, one: SizeSet, operands: OperandSet, fill: int | None, seed: int) -> CheckResult:
         """What lies in out, which was full of NaN or of a byte before the run."""
         self._note("check")
         if self._spoiled is not None:
             self._spoiled.overwrite(_NUMBERS)
-        return self.harness.check(
-            operands,
-            one.sizes,
-            alpha=one.alpha,
-            beta=one.beta,
-            seed=seed,
-            budget=self._budget,
-            tail=one.tail,
-            group_offset=one.group_offset,
-            fill=fill,
-            without=one.spoiled,
-        )
+        run: dict[str, Any] = {"alpha": one.alpha, "beta": one.beta, "tail": one.tail, "group_offset": one.group_offset}
+        return self.harness.check(operands, one.sizes, seed=seed, budget=self._budget, fill=fill, without=one.spoiled, **run)
 
     def time(
         self,
@@ -233,7 +230,7 @@ class Verifier:
         one, harness = self.use(index, timing=True), self.harness
         executable = prepare()
         operands = self.operands[turn % len(self.operands)]
-        arguments = harness.arguments(operands, self.inputs.sizes, alpha=one.alpha, beta=one.beta)
+        arguments = self._arguments(one, operands)
         self._note("run")
         if cold:
             executable.execute(arguments)
@@ -260,7 +257,5 @@ class Verifier:
 
     def close(self) -> None:
         """Frees operands and sizes; the harness is its caller's."""
-        for operands in self.operands:
-            self.harness.release(operands)
-        self.operands, self._made_for, self._index, self._spoiled = [], None, None, None
+        self._drop()
         self.inputs = Inputs(self.harness)

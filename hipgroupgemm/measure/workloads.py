@@ -1,11 +1,7 @@
 """Workloads: the ragged dots of mixture-of-experts layers and their shapes; `distributions` has how routers fill the groups.
 
-Pure data and NumPy: tests, benchmark, tuning and comparisons with other libraries share this module. A workload is an `MoEShape`
-(M routed tokens, K embedding, N expert MLP, E experts), one of the six `CLASSES` that a training step of an MoE layer consists of, and
-a vector of group sizes.
-
-The presets' shapes are not the ones under which the models were published: they come from AMD's article about grouped GEMM in XLA, which
-ran the MoE models of MaxText in configurations of its own (its mixtral-8x7b has 32 experts; Mistral's, of 8, is mixtral-8x7b-published).
+The presets' shapes come from AMD's article about grouped GEMM in XLA, which ran the MoE models of MaxText in configurations of its own: its
+mixtral-8x7b has 32 experts; Mistral's, of 8, is mixtral-8x7b-published.
 """
 
 from __future__ import annotations
@@ -13,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,23 +19,11 @@ from hipgroupgemm.operands.arrays import ArraySpec
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
 
 __all__ = [
-    "ALIASES",
-    "AUTO_PADDED_FLOPS",
-    "CLASSES",
-    "PRESETS",
-    "SUITES",
-    "MoEPreset",
-    "MoEShape",
-    "RaggedDotClass",
-    "Sizes",
-    "config_of",
-    "geometric_mean",
-    "presets_of",
-    "scaled_shapes",
-]
+    "ALIASES", "AUTO_PADDED_FLOPS", "CLASSES", "PRESETS", "SUITES", "MoEPreset", "MoEShape", "RaggedDotClass", "Sizes", "config_of",
+    "geometric_mean", "presets_of", "scaled_shapes",
+]  # fmt: skip
 
 Sizes = np.ndarray[Any, np.dtype[np.int32]]
-
 
 _MOST_ROWS = int(np.iinfo(np.int32).max)
 
@@ -65,7 +49,7 @@ class MoEShape:
     def __post_init__(self) -> None:
         for name in ("m", "k", "n", "e", "scale"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
+            if not isinstance(value, int):
                 raise TypeError(f"{name}={value!r}: wanted an int")
             if value < 1:
                 raise ValueError(f"{name}={value}: wanted at least 1")
@@ -80,11 +64,11 @@ class MoEShape:
     @property
     def padded_flops(self) -> int:
         """Floating-point operations of the padded dot, in which every group is multiplied with all M rows: 2 E M K N."""
-        return 2 * self.e * self.m * self.k * self.n
+        return 2 * math.prod(self.extents)
 
     def scaled(self, divisor: int) -> MoEShape:
         """This shape with M, K and N divided by `divisor`, none below 1. E stays: it is what sets ragged and padded apart."""
-        if isinstance(divisor, bool) or not isinstance(divisor, int) or divisor < 1:
+        if not isinstance(divisor, int) or divisor < 1:
             raise ValueError(f"divisor={divisor!r}: wanted an int of at least 1")
         m, k, n = (max(extent // divisor, 1) for extent in (self.m, self.k, self.n))
         return dataclasses.replace(self, m=m, k=k, n=n, scale=self.scale * divisor)
@@ -99,22 +83,26 @@ class MoEShape:
     @classmethod
     def parse(cls, text: str) -> MoEShape:
         """A shape from "M,K,N,E"; raises ValueError for anything else."""
-        parts = text.replace("x", ",").split(",")
         try:
-            m, k, n, e = (int(part) for part in parts)
+            m, k, n, e = (int(part) for part in text.replace("x", ",").split(","))
         except ValueError:
             raise ValueError(f"shape {text!r}: wanted four integers M,K,N,E, such as 10240,2048,768,128") from None
         try:
-            return cls(m, k, n, e, label=",".join(str(extent) for extent in (m, k, n, e)))
+            return cls(m, k, n, e, label=f"{m},{k},{n},{e}")
         except ValueError as error:
             raise ValueError(f"shape {text!r}: {error}") from None
 
 
-@dataclasses.dataclass(frozen=True)
-class MoEPreset:
-    """A MaxText model of AMD's article about grouped GEMM in XLA: its tables 4 and 5 (MI300, MI350), or its results (published Mixtral).
+_TABLE12 = (
+    (3840, 2048, 1408, 64), (1920, 5120, 1536, 160), (5120, 512, 512, 256), (10240, 2816, 704, 128), (10240, 2880, 2880, 128),
+    (1280, 5120, 8192, 16), (15360, 6144, 20480, 32), (40960, 8192, 28672, 64), (20480, 4096, 1536, 128), (10240, 2048, 768, 128),
+    (6400, 2048, 512, 512),
+)  # fmt: skip
+"""(M, K, N, E) of the article's micro-benchmark."""
 
-    Several are cut down or enlarged there: look at `shape` before comparing with a model card.
+
+class MoEPreset(NamedTuple):
+    """A MaxText model of the article's tables 4 and 5 (MI300, MI350) or results (published Mixtral); several are cut down there.
 
     Attributes:
         name: unique. emb: K. moe_mlp: N. experts: E. top_k, seq: the routed tokens of one sequence are seq x top_k.
@@ -130,8 +118,7 @@ class MoEPreset:
     @property
     def routed_tokens(self) -> int:
         """M: what the micro-benchmark of the article used for this (K, N, E), else seq x top_k."""
-        measured = {(k, n, e): m for m, k, n, e in TABLE12}
-        return measured.get((self.emb, self.moe_mlp, self.experts), self.seq * self.top_k)
+        return {row[1:]: row[0] for row in _TABLE12}.get(self[1:4], self.seq * self.top_k)
 
     @property
     def shape(self) -> MoEShape:
@@ -139,41 +126,23 @@ class MoEPreset:
         return MoEShape(self.routed_tokens, self.emb, self.moe_mlp, self.experts, label=self.name)
 
 
-TABLE12: tuple[tuple[int, int, int, int], ...] = (
-    (3840, 2048, 1408, 64),
-    (1920, 5120, 1536, 160),
-    (5120, 512, 512, 256),
-    (10240, 2816, 704, 128),
-    (10240, 2880, 2880, 128),
-    (1280, 5120, 8192, 16),
-    (15360, 6144, 20480, 32),
-    (40960, 8192, 28672, 64),
-    (20480, 4096, 1536, 128),
-    (10240, 2048, 768, 128),
-    (6400, 2048, 512, 512),
-)
-"""(M, K, N, E) of the article's micro-benchmark."""
-
 PRESETS: Mapping[str, MoEPreset] = {
-    preset.name: preset
+    preset[0]: MoEPreset(*preset)
     for preset in (
-        MoEPreset("mixtral-8x7b", 6144, 20480, 32, 4, 3072),
-        MoEPreset("mixtral-8x7b-large", 8192, 28672, 64, 8, 4096),
-        MoEPreset("mixtral-8x7b-published", 4096, 14336, 8, 2, 3072),
-        MoEPreset("deepseek2-16b", 2048, 1408, 64, 6, 512),
-        MoEPreset("deepseek3-test-mi300", 512, 512, 32, 8, 512),
-        MoEPreset("deepseek3-test-mi350", 512, 512, 256, 8, 512),
-        MoEPreset("deepseek3-671b-reduced", 7168, 2048, 32, 8, 512),
-        MoEPreset("gemma4-26b", 2816, 704, 128, 8, 1024),
-        MoEPreset("qwen3-30b-a3b", 2048, 768, 128, 8, 1024),
-        MoEPreset("qwen3-235b-a22b", 4096, 1536, 128, 8, 2048),
-        MoEPreset("llama4-17b-16e", 5120, 8192, 16, 1, 1024),
+        ("mixtral-8x7b", 6144, 20480, 32, 4, 3072),
+        ("mixtral-8x7b-large", 8192, 28672, 64, 8, 4096),
+        ("mixtral-8x7b-published", 4096, 14336, 8, 2, 3072),
+        ("deepseek2-16b", 2048, 1408, 64, 6, 512),
+        ("deepseek3-test-mi300", 512, 512, 32, 8, 512),
+        ("deepseek3-test-mi350", 512, 512, 256, 8, 512),
+        ("deepseek3-671b-reduced", 7168, 2048, 32, 8, 512),
+        ("gemma4-26b", 2816, 704, 128, 8, 1024),
+        ("qwen3-30b-a3b", 2048, 768, 128, 8, 1024),
+        ("qwen3-235b-a22b", 4096, 1536, 128, 8, 2048),
+        ("llama4-17b-16e", 5120, 8192, 16, 1, 1024),
     )
 }
-"""Models by name, with the article's extents, not the models' published ones.
-
-deepseek3-test has 32 experts in the MI300 table and 256 in the MI350 one.
-"""
+"""Models by name, with the article's extents, not the models' published ones."""
 
 ALIASES: Mapping[str, tuple[str, ...]] = {"deepseek3-test": ("deepseek3-test-mi300", "deepseek3-test-mi350")}
 """Names that stand for several presets."""
@@ -188,13 +157,10 @@ def presets_of(name: str) -> tuple[MoEPreset, ...]:
 
 
 SUITES: Mapping[str, tuple[MoEShape, ...]] = {
-    "table12": tuple(MoEShape(m, k, n, e, label=f"{m},{k},{n},{e}") for m, k, n, e in TABLE12),
+    "table12": tuple(MoEShape.parse(",".join(map(str, extents))) for extents in _TABLE12),
     "models": tuple(preset.shape for preset in PRESETS.values()),
 }
 """Named lists of shapes: the article's micro-benchmark, and all presets."""
-
-
-# ---- the six classes -----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,18 +168,13 @@ class RaggedDotClass:
     """One of the ragged dots of an MoE layer's training step (the article's table 7).
 
     Attributes:
-        name, role: what it is called and what it computes.
-        lhs, rhs, out: the operands' axes, letters of M, K, N, E. M is always lhs's ragged axis 0.
-        lhs_contracting, rhs_contracting: the contracted axis of each.
+        name: what it is called. lhs, rhs, out: the operands' axes, letters of M, K, N, E. M is always lhs's ragged axis 0.
     """
 
     name: str
-    role: str
     lhs: str
     rhs: str
     out: str
-    lhs_contracting: int
-    rhs_contracting: int
 
     @property
     def mode(self) -> RaggedDotMode:
@@ -223,32 +184,28 @@ class RaggedDotClass:
     @property
     def dimension_numbers(self) -> RaggedDotDimensionNumbers:
         """What `ragged_dot_general` takes for this class."""
-        group = (0,) if self.mode is RaggedDotMode.NON_CONTRACTING else ()
-        return RaggedDotDimensionNumbers((((self.lhs_contracting,), (self.rhs_contracting,)), ((), ())), (0,), group)
+        contracting = self.mode is RaggedDotMode.CONTRACTING
+        letter = "M" if contracting else self.lhs[1]
+        axes = ((self.lhs.index(letter),), (self.rhs.index(letter),))
+        return RaggedDotDimensionNumbers((axes, ((), ())), (0,), () if contracting else (0,))
 
     def shapes(self, shape: MoEShape) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The shapes of lhs, rhs and out."""
-        extents = {"M": shape.m, "K": shape.k, "N": shape.n, "E": shape.e}
+        extents = dict(zip("MKNE", shape.extents, strict=True))
         lhs, rhs, out = (tuple(extents[axis] for axis in axes) for axes in (self.lhs, self.rhs, self.out))
         return lhs, rhs, out
 
-    def contraction_length(self, shape: MoEShape, sizes: Sequence[int] | Sizes) -> int:
-        """How many products an element of out sums at the most: the contracted extent, or the largest group where M is contracted."""
-        if self.mode is RaggedDotMode.CONTRACTING:
-            return max((int(size) for size in sizes), default=0)
-        return self.shapes(shape)[0][self.lhs_contracting]
-
 
 CLASSES: Mapping[str, RaggedDotClass] = {
-    entry.name: entry
-    for entry in (
-        RaggedDotClass("fwd_wi", "forward, gate and up projection", "MK", "EKN", "MN", 1, 1),
-        RaggedDotClass("fwd_wo", "forward, down projection", "MN", "ENK", "MK", 1, 1),
-        RaggedDotClass("dgrad_wi", "data gradient of gate and up", "MN", "EKN", "MK", 1, 2),
-        RaggedDotClass("dgrad_wo", "data gradient of down", "MK", "ENK", "MN", 1, 2),
-        RaggedDotClass("wgrad_wi", "weight gradient of gate and up", "MK", "MN", "EKN", 0, 0),
-        RaggedDotClass("wgrad_wo", "weight gradient of down", "MN", "MK", "ENK", 0, 0),
-    )
+    name: RaggedDotClass(name, *axes)
+    for name, axes in {
+        "fwd_wi": ("MK", "EKN", "MN"),  # forward, gate and up projection
+        "fwd_wo": ("MN", "ENK", "MK"),  # forward, down projection
+        "dgrad_wi": ("MN", "EKN", "MK"),  # data gradient of gate and up
+        "dgrad_wo": ("MK", "ENK", "MN"),  # data gradient of down
+        "wgrad_wi": ("MK", "MN", "EKN"),  # weight gradient of gate and up
+        "wgrad_wo": ("MN", "MK", "ENK"),  # weight gradient of down
+    }.items()
 }
 """The six classes by name."""
 
@@ -267,10 +224,9 @@ def scaled_shapes(
     shapes: Sequence[MoEShape], exact: Sequence[MoEShape], scale: int | None, on_cpu: bool
 ) -> list[tuple[MoEShape, MoEShape]]:
     """(whole, scaled) of all shapes, by a divisor; None divides `shapes`, not `exact` ones, until they fit a CPU."""
-    found = []
-    for whole, fit in [(one, on_cpu) for one in shapes] + [(one, False) for one in exact]:
-        found.append((whole, whole.scaled(scale) if scale is not None else whole.fitting(AUTO_PADDED_FLOPS) if fit else whole))
-    return found
+    if scale is not None:
+        return [(whole, whole.scaled(scale)) for whole in (*shapes, *exact)]
+    return [(whole, whole.fitting(AUTO_PADDED_FLOPS) if on_cpu else whole) for whole in shapes] + [(whole, whole) for whole in exact]
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from hipgroupgemm.problem.precision import Precision, precision_of
 __all__ = ["Problem", "canonicalize", "canonicalize_for_plan", "check_host_values"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """What a call asks for, in canonical form.
 
     Attributes:
@@ -86,19 +85,9 @@ def _problem(axes: RaggedDotAxes, call: Call, dtype: np.dtype[Any], precision: P
     """The problem of these axes; `like` is a plan's key, from which strides that say nothing are taken."""
     out = _expected_output(call, axes.out_shape, dtype)
     _check_bias(axes, call, out)
-    config = config_from_views(
-        axes,
-        call.lhs,
-        call.views["rhs"],
-        out,
-        call.sizes,
-        c=call.views.get("c") if call.beta else None,
-        bias=call.views.get("bias"),
-        alpha=call.alpha,
-        beta=call.beta,
-        precision=precision,
-        like=like,
-    )
+    unread = () if call.beta else ("c",)
+    views = {role: view for role, view in call.views.items() if role not in unread}
+    config = config_from_views(axes, {**views, "out": out}, alpha=call.alpha, beta=call.beta, precision=precision, like=like)
     return Problem(axes, dtype, config, "", *_sizes_layout(config, call.sizes))
 
 
@@ -197,8 +186,9 @@ def canonicalize_for_plan(call: Call, key: GroupedGemmConfig) -> Problem:
                 continue
             packed = packed_strides(axes.out_shape, dtype.itemsize)
             stand_in = ArrayView(0, axes.out_shape, packed, dtype, call.device, "")
-            inputs = config_from_views(axes, call.lhs, call.views["rhs"], stand_in, call.sizes, precision=precision, like=key)
-            differences = _differences(inputs.key(key.ragged_extent), key, of_inputs=True)
+            inputs = {role: call.views[role] for role in ("lhs", "rhs", "group_sizes")}
+            config = config_from_views(axes, {**inputs, "out": stand_in}, precision=precision, like=key)
+            differences = _differences(config.key(key.ragged_extent), key, of_inputs=True)
         except (TypeError, ValueError, DoesNotCollapse) as refused:
             reasons.append((99, refused))
             continue

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hipgroupgemm.config import RaggedDotMode
 
@@ -80,8 +80,7 @@ BASIC = RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
 """What `ragged_dot` uses: lhs (m, k), rhs (g, k, n)."""
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchAxis:
+class BatchAxis(NamedTuple):
     """One axis that the product runs over entry by entry; None where an operand lacks it (it is broadcast along it)."""
 
     extent: int
@@ -91,8 +90,7 @@ class BatchAxis:
     sizes: int | None
 
 
-@dataclasses.dataclass(frozen=True)
-class RaggedDotAxes:
+class RaggedDotAxes(NamedTuple):
     """The axes of a ragged dot by their role, for given operand shapes.
 
     Attributes:

@@ -6,17 +6,15 @@ This is the NumPy reference of the device's scan routine. Wrong sizes never lead
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 __all__ = ["GroupBounds", "GroupFault", "scan", "select_groups"]
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupFault:
+class GroupFault(NamedTuple):
     """The first thing wrong with group sizes or with a group offset (lowest batch entry, then group).
 
     Attributes:
@@ -52,8 +50,7 @@ class GroupFault:
         raise ValueError(self.describe(extent))
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupBounds:
+class GroupBounds(NamedTuple):
     """First and one-past-last row of every group, int64, shape (..., g), and the first fault if there is one."""
 
     starts: np.ndarray[Any, np.dtype[np.int64]]

@@ -6,8 +6,8 @@ copy. The reference backend computes the ones that do not; no other backend does
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode, inner_axis
 from hipgroupgemm.operands.views import ArrayView
@@ -46,8 +46,7 @@ def _collapse(extents: Sequence[int], strides: Sequence[Sequence[int]], what: st
     return extent, list(steps)
 
 
-@dataclasses.dataclass
-class _Matrix:
+class _Matrix(NamedTuple):
     """One operand's strides along (group, batch, rows, columns), in elements."""
 
     group: int
@@ -100,15 +99,18 @@ def _alignment(view: ArrayView, matrix: _Matrix, inner: int, *, batch: int, grou
     return bits & -bits
 
 
+_XLA_STRIDES = {
+    RaggedDotMode.NON_CONTRACTING: {"lhs": "rows", "rhs": "group", "output": "rows"},
+    RaggedDotMode.CONTRACTING: {"lhs": "columns", "rhs": "rows", "output": "group"},
+    RaggedDotMode.BATCH: {"lhs": "batch", "rhs": "batch", "output": "batch"},
+}
+"""Which stride of an operand XLA's stride_ragged_dim, stride_group_dim and output_stride_ragged_dim (c's likewise) are."""
+
+
 def config_from_views(
     axes: RaggedDotAxes,
-    lhs: ArrayView,
-    rhs: ArrayView,
-    out: ArrayView,
-    sizes: ArrayView,
+    views: Mapping[str, ArrayView],
     *,
-    c: ArrayView | None = None,
-    bias: ArrayView | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
     precision: Precision | None = None,
@@ -118,7 +120,7 @@ def config_from_views(
 
     Args:
         axes: the roles of the operands' axes.
-        lhs, rhs, out, sizes, c, bias: the operands. Without c its layout is out's.
+        views: the operands by role: lhs, rhs, group_sizes, out; c and bias where there are such. Without c its layout is out's.
         alpha, beta, precision: as the operation's.
         like: a plan's key; strides that say nothing (axes of at most one element) are taken from it, so that such operands fit.
 
@@ -126,129 +128,94 @@ def config_from_views(
         DoesNotCollapse: there is no such config without a copy.
         ValueError, TypeError: from the config's own validation.
     """
-    precision = precision or Precision()
-    mode = axes.mode
-    a, b, d = _elements(lhs), _elements(rhs), _elements(out)
-    e = d if c is None else _elements(c)
-    s = _elements(sizes)
-    per_batch = any(axis.sizes is not None and axis.extent != 1 for axis in axes.batch)
-    if mode is RaggedDotMode.BATCH:
-        per_batch = False
-    if any(lhs.shape[axis] != 1 for axis in (*axes.lhs_summed, *axes.lhs_contracting[1:])) and mode is RaggedDotMode.CONTRACTING:
+    precision, mode, groups = precision or Precision(), axes.mode, axes.group_count
+    contracting = mode is RaggedDotMode.CONTRACTING
+    lhs, rhs, out, bias = views["lhs"], views["rhs"], views["out"], views.get("bias")
+    held = {"lhs": lhs, "rhs": rhs, "output": out, "c": views.get("c", out)}
+    strides = {role: _elements(view) for role, view in held.items()}
+    if contracting and any(lhs.shape[axis] != 1 for axis in (*axes.lhs_summed, *axes.lhs_contracting[1:])):
         raise DoesNotCollapse("contracted axes beside the ragged one are longer than 1")
 
-    batch_strides = [
-        [a[axis.lhs] if axis.lhs is not None else 0 for axis in axes.batch],
-        [b[axis.rhs] if axis.rhs is not None else 0 for axis in axes.batch],
-        [d[axis.out] for axis in axes.batch],
-        [e[axis.out] for axis in axes.batch],
-    ]
+    def along(role: str, places: Iterable[int | None]) -> list[int]:
+        return [0 if place is None else strides[role][place] for place in places]
+
+    batch_places = {"lhs": [axis.lhs for axis in axes.batch], "rhs": [axis.rhs for axis in axes.batch]}
+    batch_places["output"] = batch_places["c"] = [axis.out for axis in axes.batch]
+    batch_strides = [along(role, places) for role, places in batch_places.items()]
+    per_batch = mode is not RaggedDotMode.BATCH and any(axis.sizes is not None and axis.extent != 1 for axis in axes.batch)
     if per_batch:
-        batch_strides.append([s[axis.sizes] if axis.sizes is not None else 0 for axis in axes.batch])
-    batch, batch_steps = _collapse([axis.extent for axis in axes.batch], batch_strides, "the batch")
-    rows = [lhs.shape[i] for i in axes.lhs_rows]
-    m, (a_m, d_m, e_m) = _collapse(rows, [[a[i] for i in axes.lhs_rows], [d[i] for i in axes.out_rows], [e[i] for i in axes.out_rows]], "m")
-    n, (b_n, d_n, e_n) = _collapse(
-        [rhs.shape[i] for i in axes.rhs_columns],
-        [[b[i] for i in axes.rhs_columns], [d[i] for i in axes.out_columns], [e[i] for i in axes.out_columns]],
-        "n",
-    )
-    k, (a_k, b_k) = _collapse_contracted(axes, lhs.shape, a, b)
+        strides["group_sizes"] = _elements(views["group_sizes"])
+        batch_strides.append(along("group_sizes", [axis.sizes for axis in axes.batch]))
+    batch, (a_batch, b_batch, d_batch, e_batch, *_) = _collapse([axis.extent for axis in axes.batch], batch_strides, "the batch")
+    rows, columns = axes.out_rows, axes.out_columns
+    m_strides = [along("lhs", axes.lhs_rows), along("output", rows), along("c", rows)]
+    m, (a_m, d_m, e_m) = _collapse([lhs.shape[i] for i in axes.lhs_rows], m_strides, "m")
+    n_extents = [rhs.shape[i] for i in axes.rhs_columns]
+    n, (b_n, d_n, e_n) = _collapse(n_extents, [along("rhs", axes.rhs_columns), along("output", columns), along("c", columns)], "n")
+    k, (a_k, b_k) = _collapse_contracted(axes, lhs.shape, strides["lhs"], strides["rhs"])
 
-    groups = axes.group_count
-    contracting, non_contracting = mode is RaggedDotMode.CONTRACTING, mode is RaggedDotMode.NON_CONTRACTING
-    rhs_groups, out_groups = (groups if non_contracting else 0), (groups if contracting else 0)
-    rhs_group = b[axes.rhs_group] if axes.rhs_group is not None else 0
-    lhs_matrix, lhs_inner = _settle(
-        _Matrix(0, batch_steps[0], a_m, a_k), (0, batch, m, k), (0, *like.lhs_strides) if like else None, lhs.size
-    )
-    rhs_matrix, rhs_inner = _settle(
-        _Matrix(rhs_group, batch_steps[1], b_k, b_n), (rhs_groups, batch, k, n), like.rhs_strides if like else None, rhs.size
-    )
-    out_matrix, out_inner = _settle(
-        _Matrix(d[0] if contracting else 0, batch_steps[2], d_m, d_n),
-        (out_groups, batch, m, n),
-        like.output_strides if like else None,
-        out.size,
-    )
-    c_matrix, _ = _settle(
-        _Matrix(e[0] if contracting else 0, batch_steps[3], e_m, e_n),
-        (out_groups, batch, m, n),
-        like.c_strides if like else None,
-        out.size,
-    )
-    if like is not None:
-        lhs_inner = _keep_orientation(lhs_inner, lhs_matrix, 0 if like.trans_a else 1)
-        rhs_inner = _keep_orientation(rhs_inner, rhs_matrix, 0 if like.trans_b else 1)
-        out_inner = _keep_orientation(out_inner, out_matrix, 1 if like.must_swap_operands else 0)
-    alignments = {
-        "lhs_alignment": _alignment(lhs, lhs_matrix, lhs_inner, batch=batch, groups=0),
-        "rhs_alignment": _alignment(rhs, rhs_matrix, rhs_inner, batch=batch, groups=rhs_groups),
-        "output_alignment": _alignment(out, out_matrix, out_inner, batch=batch, groups=out_groups),
-        "c_alignment": _alignment(out if c is None else c, c_matrix, out_inner, batch=batch, groups=out_groups),
+    b_group = 0 if axes.rhs_group is None else strides["rhs"][axes.rhs_group]
+    d_group, e_group = (strides["output"][0], strides["c"][0]) if contracting else (0, 0)
+    slabs = groups if contracting else 0
+    found = {
+        "lhs": (_Matrix(0, a_batch, a_m, a_k), (0, batch, m, k)),
+        "rhs": (_Matrix(b_group, b_batch, b_k, b_n), (0 if axes.rhs_group is None else groups, batch, k, n)),
+        "output": (_Matrix(d_group, d_batch, d_m, d_n), (slabs, batch, m, n)),
+        "c": (_Matrix(e_group, e_batch, e_m, e_n), (slabs, batch, m, n)),
     }
-    if like is not None:  # better aligned operands fit as well
-        alignments = {name: getattr(like, name) if value >= getattr(like, name) else value for name, value in alignments.items()}
-
-    def leading(matrix: _Matrix, inner: int) -> int:
-        return matrix.rows if inner == 1 else matrix.columns
-
-    def inner_stride(matrix: _Matrix, inner: int) -> int:
-        return matrix.columns if inner == 1 else matrix.rows
-
-    if non_contracting:
-        ragged, group, out_ragged, c_ragged = lhs_matrix.rows, rhs_matrix.group, out_matrix.rows, c_matrix.rows
-    elif contracting:
-        ragged, group, out_ragged, c_ragged = lhs_matrix.columns, rhs_matrix.rows, out_matrix.group, c_matrix.group
-    else:
-        ragged, group, out_ragged, c_ragged = lhs_matrix.batch, rhs_matrix.batch, out_matrix.batch, c_matrix.batch
-    bias_strides = (0, 1)
+    xla: dict[str, int] = {}
+    fields: dict[str, Any] = {}
+    inner_axes: dict[str, int] = {}
+    for role, (unsettled, extents) in found.items():
+        hint = None if like is None else getattr(like, f"{role}_strides")
+        matrix, inner = _settle(unsettled, extents, hint if hint is None or len(hint) == 4 else (0, *hint), held[role].size)
+        inner = (
+            inner_axes["output"] if role == "c" else inner if like is None else _keep_orientation(inner, matrix, _orientation(like, role))
+        )
+        inner_axes[role] = inner
+        leading, innermost = (matrix.rows, matrix.columns) if inner == 1 else (matrix.columns, matrix.rows)
+        alignment = _alignment(held[role], matrix, inner, batch=batch, groups=extents[0])
+        if like is not None:  # better aligned operands fit as well
+            alignment = min(alignment, getattr(like, f"{role}_alignment"))
+        fields.update({f"{role}_leading_dim_stride": leading, f"{role}_inner_stride": innermost})
+        fields.update({f"{role}_batch_stride": matrix.batch, f"{role}_alignment": alignment})
+        xla[role] = getattr(matrix, _XLA_STRIDES[mode]["output" if role == "c" else role])
     if bias is not None:
-        columns = _elements(bias)[1:]
-        _, (bias_n,) = _collapse([rhs.shape[i] for i in axes.rhs_columns], [columns], "the bias's n")
-        bias_strides = (_elements(bias)[0], bias_n)
+        _, (bias_n,) = _collapse(n_extents, [_elements(bias)[1:]], "the bias's n")
+        fields.update(bias_group_stride=_elements(bias)[0] if groups > 1 else 0, bias_inner_stride=bias_n if n > 1 else 1)
     return GroupedGemmConfig(
         m=m,
         n=n,
         k=k,
         batch_count=batch,
         group_count=groups,
-        lhs_leading_dim_stride=leading(lhs_matrix, lhs_inner),
-        rhs_leading_dim_stride=leading(rhs_matrix, rhs_inner),
-        c_leading_dim_stride=leading(c_matrix, out_inner),
-        output_leading_dim_stride=leading(out_matrix, out_inner),
-        trans_a=lhs_inner == 0,
-        trans_b=rhs_inner == 0,
-        must_swap_operands=out_inner == 1,
+        trans_a=inner_axes["lhs"] == 0,
+        trans_b=inner_axes["rhs"] == 0,
+        must_swap_operands=inner_axes["output"] == 1,
         alpha=alpha,
         beta=beta,
         type_a=lhs.dtype.name,
         type_b=rhs.dtype.name,
         type_c=out.dtype.name,
         type_d=out.dtype.name,
-        stride_ragged_dim=ragged,
-        stride_group_dim=group,
-        c_stride_ragged_dim=c_ragged,
-        output_stride_ragged_dim=out_ragged,
+        stride_ragged_dim=xla["lhs"],
+        stride_group_dim=xla["rhs"],
+        c_stride_ragged_dim=xla["c"],
+        output_stride_ragged_dim=xla["output"],
         precision_algorithm=precision.algorithm,
         compute_precision=precision.level,
         ragged_mode=mode,
         compute_type=compute_type_under(precision, lhs, rhs, out),
-        lhs_batch_stride=lhs_matrix.batch,
-        rhs_batch_stride=rhs_matrix.batch,
-        c_batch_stride=c_matrix.batch,
-        output_batch_stride=out_matrix.batch,
-        lhs_inner_stride=inner_stride(lhs_matrix, lhs_inner),
-        rhs_inner_stride=inner_stride(rhs_matrix, rhs_inner),
-        c_inner_stride=inner_stride(c_matrix, out_inner),
-        output_inner_stride=inner_stride(out_matrix, out_inner),
         sizes_per_batch=per_batch and batch > 1,
         group_total=axes.group_total,
         epilogue=Epilogue(bias=bias is not None),
-        bias_group_stride=bias_strides[0] if groups > 1 else 0,
-        bias_inner_stride=bias_strides[1] if n > 1 else 1,
-        **alignments,
+        **fields,
     )
+
+
+def _orientation(config: GroupedGemmConfig, role: str) -> int:
+    """An operand's inner axis: 0 rows, 1 columns."""
+    return int({"lhs": not config.trans_a, "rhs": not config.trans_b, "output": config.must_swap_operands}[role])
 
 
 def _keep_orientation(inner: int, matrix: _Matrix, wanted: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from hipgroupgemm.runtime.streams import normalize_stream, stream_handle
 __all__ = ["ARRAYS", "ROLES", "Call", "Role", "parse", "parse_beta"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Role:
+class Role(NamedTuple):
     """What an operand is: "floating" data or "integer" indices, or "bytes"; and whether the call writes it."""
 
     elements: str

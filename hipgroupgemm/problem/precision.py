@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from hipgroupgemm.operands.dtypes import compute_type_of
 from hipgroupgemm.operands.views import ArrayView
@@ -11,8 +10,7 @@ from hipgroupgemm.operands.views import ArrayView
 __all__ = ["Precision", "compute_type_under", "precision_of"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Precision:
+class Precision(NamedTuple):
     """What JAX's `precision` argument comes to: XLA's operand precision (0 default, 1 high, 2 highest) and dot algorithm."""
 
     level: int = 0

@@ -13,11 +13,13 @@ from __future__ import annotations
 import collections
 import os
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from hipgroupgemm.runtime.base import Runtime
 from hipgroupgemm.runtime.errors import DeviceMemoryError
 from hipgroupgemm.runtime.forks import new_lock
+
+if TYPE_CHECKING:
+    from hipgroupgemm.runtime.base import Runtime
 
 __all__ = ["ALIGNMENT", "Allocation", "Allocator", "Buffer", "StreamAllocator", "allocate", "default_allocator", "set_allocator"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import stat
@@ -151,9 +152,8 @@ class StoreFile:
                 except FileNotFoundError:
                     raws = {}
                 except ValueError as error:
-                    number = 1
-                    while os.path.lexists(aside := real.with_name(f"{real.name}.broken-{number}")):
-                        number += 1
+                    names = (real.with_name(f"{real.name}.broken-{number}") for number in itertools.count(1))
+                    aside = next(name for name in names if not os.path.lexists(name))
                     os.rename(real, aside)
                     _log.warning("tuning store: %s %s; it was set aside as %s", real, error, aside.name)
                     raws = {}
@@ -168,9 +168,7 @@ class StoreFile:
                 return True
         except (OSError, ValueError, NotImplementedError, ImportError) as error:  # filelock's Timeout is an OSError
             why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            remedy = (
-                "pip install filelock" if isinstance(error, ImportError) else "set HIPGROUPGEMM_TUNING_STORE to another directory, or off"
-            )
+            remedy = "pip install filelock" if isinstance(error, ImportError) else f"set {VARIABLE} to another directory, or off"
             raise StoreWriteError(f"{self.path}: can't be written ({why}); {remedy}") from error
 
 

@@ -26,8 +26,7 @@ class DeviceKind:
     """Devices that are alike for a tuning result: it holds on all that have one target and as many compute units.
 
     Attributes:
-        kind: "cuda", "rocm" or "cpu".
-        target: compute capability as "sm_90", the gfx target as "gfx942", or the CPU's architecture as "x86_64".
+        kind: "cuda", "rocm" or "cpu". target: "sm_90", "gfx942", or the CPU's architecture as "x86_64".
         compute_units: SMs, CUs (a partition of an accelerator has fewer), or the cores that this process may use.
 
     Raises ValueError for what no device has: files are named by these.
@@ -40,9 +39,8 @@ class DeviceKind:
     def __post_init__(self) -> None:
         named = self.kind in ("cuda", "rocm", "cpu") and isinstance(self.target, str) and _TARGET.fullmatch(self.target)
         if not named or type(self.compute_units) is not int or not 0 < self.compute_units <= 1 << 20:
-            raise ValueError(
-                f"device={dataclasses.astuple(self)!r:.200}: must be cuda, rocm or cpu, a target such as gfx942, a number of units"
-            )
+            got = f"device={dataclasses.astuple(self)!r:.200}"
+            raise ValueError(f"{got}: must be cuda, rocm or cpu, a target such as gfx942, a number of units")
 
     def __str__(self) -> str:
         unit = {"cuda": "SMs", "rocm": "CUs"}.get(self.kind, "cores")
@@ -74,10 +72,8 @@ def identity(device: Device) -> dict[str, Any]:
     """What results on `device` hold for, as plain data that JSON can carry.
 
     "kind", "target", "compute_units": see `DeviceKind`. "name": the product's. "versions": of this package and of what its backends for
-    that kind of device run on, by name; hipBLASLt's has its git revision. "backends": for each of these backends, the names of the
-    versions that decide its algorithms: a new Triton says nothing about a hipBLASLt kernel.
-
-    The device is asked once, the versions are read anew. Raises RuntimeError or ValueError where a GPU can't be asked or is not there.
+    that kind of device run on, by name. "backends": for each of these, the names of the versions that decide its algorithms: a new Triton
+    says nothing about a hipBLASLt kernel. The device is asked once, the versions are read anew. Raises as `device_kind`.
     """
     versions: dict[str, str] = {}
     backends: dict[str, list[str]] = {}

@@ -51,23 +51,16 @@ class Query:
             fitting.update(one.backend for one in wanted)
             found = next((one for one in wanted if self.versions(one.backend) is not None), None)
             if found is not None:
-                rank = (
-                    result.size_class != self.size_class,
-                    result.device_name != device_name(self.device),
-                    {USER: 0, SEED: 1}.get(result.origin, 2),
-                )
-                ranked.append((*rank, bool(self._change(result, found)), -position, found))
-        for *_, position, found in sorted(ranked, key=lambda entry: entry[:-1]):
-            result = results[-position]
+                origin = {USER: 0, SEED: 1}.get(result.origin, 2)
+                rank = (result.size_class != self.size_class, result.device_name != device_name(self.device), origin)
+                ranked.append(((*rank, bool(self._change(result, found)), -position), result, found))
+        for _, result, found in sorted(ranked, key=lambda entry: entry[0]):
             answer = self._checked(result, found)
             if answer is not None:
                 return dataclasses.replace(result, algorithms=(answer,))
         if not fitting:
-            of, which = (
-                f" of backend {self.backend}" if self.backend else "",
-                " with a deterministic algorithm" if self.deterministic else "",
-            )
-            self.reasons.append(f"nothing is stored for this config{of}{which}")
+            of = f" of backend {self.backend}" * bool(self.backend) + " with a deterministic algorithm" * self.deterministic
+            self.reasons.append(f"nothing is stored for this config{of}")
         refusing = sorted(name for name in fitting if self.versions(name) is None)
         if refusing:
             self.reasons.append(f"what is stored for this config is of {' and '.join(refusing)}, which can't run it here")
@@ -88,15 +81,14 @@ class Query:
 
     def _checked(self, result: StoredResult, found: MatmulAlgorithm) -> MatmulAlgorithm | None:
         """The algorithm as it is here, None where the result is passed over."""
-        reason, first = self._change(result, found), None
+        reason = self._change(result, found)
         if not reason:
+            first = None
             with contextlib.suppress(NotImplementedError):  # no backend runs it unnamed
                 first = select_backend(self.key, self.device).name if self.backend is None else None
             if first not in (None, found.backend, *result.versions):
-                self.reasons.append(
-                    f"what is stored for this config is of {found.backend}, and was not compared to {first}, which comes first; tune both, "
-                    f"or name backend={found.backend!r}"
-                )
+                alone = f"what is stored for this config is of {found.backend}, and was not compared to {first}, which comes first"
+                self.reasons.append(f"{alone}; tune both, or name backend={found.backend!r}")
                 return None
             here = get_backend(found.backend).find_algorithm(self.key, self.device, found.name, found.index)
             if here is not None:

@@ -16,8 +16,7 @@ from hipgroupgemm.store.identity import DeviceKind
 __all__ = ["SEED", "USER", "StoredResult", "config_id"]
 
 SEED, USER = "seed", "user"
-"""Where group sizes come from, if they are neither a named distribution's: the balanced partition that tuning makes itself, or real ones
-that the caller gave."""
+"""Where group sizes come from, if not from a named distribution: the balanced partition that tuning makes itself, or the caller."""
 
 _LARGEST = 1 << 63
 
@@ -27,13 +26,11 @@ class StoredResult:
     """What one tuning of one config on one kind of device found best. All its algorithms were verified, and timed in the same rounds.
 
     Attributes:
-        config: the key that was tuned.
-        device: the kind of device. device_name: the product that it was tuned on.
+        config: the key that was tuned. device: the kind of device. device_name: the product that it was tuned on.
         size_class: "balanced", "skewed" or "sparse". origin: where the sizes came from: "seed", "user", or a name such as "zipf".
         algorithms: the best of all backends, then of each backend the best and the best deterministic one, by time; each with its median
             `time` in milliseconds.
-        versions: of each backend that was tried, the versions that decide its algorithms, by name.
-        tuned: when, with a time zone.
+        versions: of each backend that was tried, the versions that decide its algorithms, by name. tuned: when, with a time zone.
         sizes: what is told of the group sizes: "digest", "samples", "groups", "ragged_extent", "rows", "largest", "empty".
         floor_ms: the least time by the device's roofline, milliseconds; None where that is not known.
 

@@ -86,8 +86,7 @@ class TuningStore:
         name = f"{device.kind}-{target}-{device.compute_units}{_UNITS[device.kind]}.v{SCHEMA}.json"
         return None if self.directory is None else self.directory / name
 
-    def _file(self, device: DeviceKind) -> StoreFile:
-        path = self.path(device)
+    def _file(self, path: Path | None) -> StoreFile:
         if path is None:
             raise StoreWriteError(f"the tuning store is off ({why_off()}); name a directory")
         return self._files.get(path.name) or self._files.setdefault(path.name, StoreFile(path))
@@ -107,8 +106,7 @@ class TuningStore:
         """The stored answer for a config's key on a device, checked against what the backend has now, see `Query.choose`; None without one.
 
         Only algorithms of `backend`, where one is named, and with `deterministic` only those that give equal bits for equal inputs are
-        answers; results of `size_class` come first. `why_not` is told why there is no answer. A stale result is passed over with one
-        warning. Raises nothing.
+        answers; results of `size_class` come first. `why_not` is told why there is no answer. Raises nothing.
         """
         try:
             return self._answer(Query(key.key(), device, backend, deterministic, size_class), why_not)
@@ -127,7 +125,7 @@ class TuningStore:
         except Exception as error:  # a GPU that can't be asked: whoever makes the plan will say so
             why_not(f"{query.device} can't be asked what it is ({error})")
             return None
-        file = self._file(kind)
+        file = self._file(self.path(kind))
         results = [result for result in file.results(config_id(query.key)) if result.device == kind]
         if not results:
             what = "" if file.empty else "this config on "
@@ -160,7 +158,7 @@ class TuningStore:
 
     def _all_files(self) -> list[StoreFile]:
         names = [name for name in self._names() if name.endswith(f".v{SCHEMA}.json") and not name.startswith(".")]
-        return [self._files.get(name) or self._files.setdefault(name, StoreFile(Path(self.directory or "", name))) for name in names]
+        return [self._file(Path(self.directory or "", name)) for name in names]
 
     # ---- storing -----------------------------------------------------------------------------------------------------------
 
@@ -169,9 +167,8 @@ class TuningStore:
 
         A store that is off takes nothing; one that can't be written costs one warning.
         """
-        return self._tried(
-            result.device, config_id(result.config), lambda held: [*(one for one in held if one.slot != result.slot), result]
-        )
+        change: _Change = lambda held: [*(one for one in held if one.slot != result.slot), result]  # noqa: E731
+        return self._tried(result.device, config_id(result.config), change)
 
     def strike(
         self, key: GroupedGemmConfig, device: DeviceKind, wrong: Collection[MatmulAlgorithm], versions: Mapping[str, Mapping[str, str]]
@@ -191,7 +188,7 @@ class TuningStore:
 
     def _tried(self, device: DeviceKind, name: str, change: _Change) -> bool:
         try:
-            return self.directory is not None and self._update(self._file(device), change, name)
+            return self.directory is not None and self._update(self._file(self.path(device)), change, name)
         except StoreWriteError as error:
             warn_once(("write", self.path(device)), "tuning store: what was tuned is not stored: %s", error)
             return False
@@ -223,7 +220,7 @@ class TuningStore:
                 taken += len(later)
                 return sorted({**by_slot, **later}.values(), key=lambda one: one.tuned) if later else held
 
-            file = self._file(device)
+            file = self._file(self.path(device))
             if dry_run:
                 change(file.results())
             else:

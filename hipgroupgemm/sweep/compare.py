@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -26,17 +25,13 @@ DOUBTS = {
 }
 """Why the times of two sweeps can't be compared."""
 
-Key = tuple[str, str, int]
-"""An algorithm in two processes: backend, name, and the place among those of one name; indices may differ."""
-
 
 class Pair(msgspec.Struct):
     """One problem of two sweeps. What there is no value for is None.
 
     Attributes:
-        job: the problem. base, other: what came of it in either sweep. base_winner, other_winner: "backend name".
-        ratio: the base's median over the other's: above 1 the other is faster. ratio_from, ratio_to: what the ranges from p10 to p90 of
-            both make of it.
+        base, other: what came of it in either sweep. base_winner, other_winner: "backend name".
+        ratio: the base's median over the other's: above 1 the other is faster. ratio_from, ratio_to: what p10 and p90 make of it.
         within_noise: it may be chance: 1 lies in that range, or both sweeps are of one build on one machine.
         not_comparable: words of `DOUBTS`.
         same_algorithms_ratio: the geometric mean of that ratio over the algorithms that are right and timed in both.
@@ -80,7 +75,6 @@ class Comparison(msgspec.Struct):
     """One sweep against the first.
 
     Attributes:
-        base, other: the sweeps. problems: all problems of both.
         same_build: both are of one build on one machine with equal settings: what differs between them is noise.
         newly_wrong: algorithms that were right, and jobs that ended, but are or do no more. newly_right: the other way round.
         new, missing: "backend name" of algorithms that only one of them has, and for how many problems of both.
@@ -148,30 +142,34 @@ def series_of(sweeps: Sequence[Sweep]) -> list[Sweep]:
 
 def compare(base: Sweep, other: Sweep) -> Comparison:
     """What is different in `other`."""
+    one, two = base.header, other.header
+    alike = base.records[0].identity == other.records[0].identity and one.machine == two.machine
+    same_build = alike and one.request.settings() == two.request.settings() and not one.machine.get("uncommitted_changes")
+    comparison = Comparison(base, other, same_build)
     before, after = ({record.job.problem: record for record in sweep.records} for sweep in (base, other))
-    comparison = Comparison(base, other, _same_build(base, other))
     for problem in dict.fromkeys([*before, *after]):
         comparison.problems.append(_compare_job(comparison, before.get(problem), after.get(problem)))
     return comparison
 
 
-def _same_build(base: Sweep, other: Sweep) -> bool:
-    one, two = base.header, other.header
-    alike = base.records[0].identity == other.records[0].identity and one.machine == two.machine
-    return alike and one.request.settings() == two.request.settings() and not one.machine.get("uncommitted_changes")
-
-
 def _compare_job(comparison: Comparison, before: Record | None, after: Record | None) -> Pair:
-    pair = Pair(next(record.job for record in (before, after) if record is not None))
+    pair = Pair((before or after).job)  # type: ignore[union-attr]
     for side, record in (("base", before), ("other", after)):
         if record is not None:
             setattr(pair, side, record.status)
             if record.best is not None:
                 setattr(pair, f"{side}_winner", f"{record.best.backend} {record.best.name}")
                 setattr(pair, f"{side}_ms", record.best.median_ms)
-    if before is None or after is None:
-        return pair
-    old, new = _by_key(before.rows), _by_key(after.rows)
+    if before is not None and after is not None:
+        old, new = _by_key(before.rows), _by_key(after.rows)
+        _compare_rows(comparison, before, after, old, new)
+        if pair.base_ms and pair.other_ms:
+            _compare_times(pair, comparison.same_build, before, after, old, new)
+    return pair
+
+
+def _compare_rows(comparison: Comparison, before: Record, after: Record, old: _Rows, new: _Rows) -> None:
+    """What was right and is not, or the other way round, and what is new or missing."""
     verdicts = [(row.backend, row.name, row.verdict, new[key].verdict, new[key].reason) for key, row in old.items() if key in new]
     for backend, name, then, now, reason in [("", "", before.status, after.status, after.reason), *verdicts]:
         finding = Finding(before.job, backend, name, then, now, reason)
@@ -183,34 +181,45 @@ def _compare_job(comparison: Comparison, before: Record | None, after: Record | 
         comparison.missing.update(f"{key[0]} {key[1]}" for key in old if key not in new)
     if before.status == "ok":
         comparison.new.update(f"{key[0]} {key[1]}" for key in new if key not in old)
+
+
+def _compare_times(pair: Pair, same_build: bool, before: Record, after: Record, old: _Rows, new: _Rows) -> None:
+    """The ratio of two winners, what it is worth, and what became of the old one."""
     was, best = before.best, after.best
-    if was is not None and best is not None and was.median_ms and best.median_ms:
-        pair.ratio = was.median_ms / best.median_ms
-        if was.p10_ms and was.p90_ms and best.p10_ms and best.p90_ms:
-            pair.ratio_from, pair.ratio_to = was.p10_ms / best.p90_ms, was.p90_ms / best.p10_ms
-        pair.within_noise = comparison.same_build or (pair.ratio_from or math.inf) <= 1 <= (pair.ratio_to or 0)
-        pair.not_comparable = " ".join(_doubts(before, after))
-        both = [(row.median_ms, new[key].median_ms) for key, row in old.items() if key in new and row.verdict == new[key].verdict == "ok"]
-        ratios = [one / two for one, two in both if one and two]
-        pair.same_algorithms_ratio = geometric_mean(ratios) if ratios else None
-        winner = next((key for key, row in old.items() if row == was), ("", "", 0))
-        pair.changed = new.get(winner) != best
-        pair.old_winner_now = _fate(new.get(winner), best) if pair.changed else ""
-    return pair
+    assert was is not None and best is not None and was.median_ms and best.median_ms
+    pair.ratio = was.median_ms / best.median_ms
+    if was.p10_ms and was.p90_ms and best.p10_ms and best.p90_ms:
+        pair.ratio_from, pair.ratio_to = was.p10_ms / best.p90_ms, was.p90_ms / best.p10_ms
+    pair.within_noise = same_build or (pair.ratio_from or math.inf) <= 1 <= (pair.ratio_to or 0)
+    busy = any(record.identity.get("kind") == "cpu" and busy_note(record.load_average, record.cores) for record in (before, after))
+    doubts = {"busy": busy, "few": min(was.samples, best.samples) < FEW, "drift": _drifted(before, after)}
+    pair.not_comparable = " ".join(name for name, there in doubts.items() if there)
+    both = [(row.median_ms, new[key].median_ms) for key, row in old.items() if key in new and row.verdict == new[key].verdict == "ok"]
+    ratios = [one / two for one, two in both if one and two]
+    pair.same_algorithms_ratio = geometric_mean(ratios) if ratios else None
+    now = next((new.get(key) for key, row in old.items() if row == was), None)
+    pair.changed = now != best
+    if not pair.changed:
+        return
+    if now is None:
+        pair.old_winner_now = "not among the candidates now"
+    elif now.verdict != "ok" or not now.median_ms:
+        pair.old_winner_now = f"{now.verdict} now"
+    else:  # times of the same rounds, which tuning's ratios are of, too
+        pair.old_winner_now = f"{now.median_ms / best.median_ms:.3g} times the new winner's time"
 
 
-def _by_key(rows: Iterable[Row]) -> dict[Key, Row]:
-    """Rows by backend, name and, where kernels share a name, their order by index."""
-    counters: dict[tuple[str, str], itertools.count[int]] = {}
-    ordered = sorted(rows, key=lambda row: row.index)
-    return {(row.backend, row.name, next(counters.setdefault((row.backend, row.name), itertools.count()))): row for row in ordered}
+_Rows = dict[tuple[str, str, int], Row]
 
 
-def _doubts(before: Record, after: Record) -> list[str]:
-    records = (before, after)
-    busy = any(record.identity.get("kind") == "cpu" and busy_note(record.load_average, record.cores) for record in records)
-    few = any(record.best is not None and record.best.samples < FEW for record in records)
-    return [name for name, there in (("busy", busy), ("few", few), ("drift", _drifted(before, after))) if there]
+def _by_key(rows: Iterable[Row]) -> _Rows:
+    """Rows by backend, name and, where kernels share a name, their order by index: indices may differ in two processes."""
+    found: _Rows = {}
+    seen: Counter[tuple[str, str]] = Counter()
+    for row in sorted(rows, key=lambda row: row.index):
+        found[row.backend, row.name, seen[row.backend, row.name]] = row
+        seen[row.backend, row.name] += 1
+    return found
 
 
 def _drifted(before: Record, after: Record) -> bool:
@@ -220,12 +229,3 @@ def _drifted(before: Record, after: Record) -> bool:
         return False
     pairs = [(one.get(name), two.get(name)) for name in ("flops", "bandwidth")]
     return any(a and b and max(a / b, b / a) > DRIFT for a, b in pairs)
-
-
-def _fate(row: Row | None, winner: Row) -> str:
-    """What became of a winner that wins no more. Only times of the same rounds are compared: those that tuning's ratios are of."""
-    if row is None:
-        return "not among the candidates now"
-    if row.verdict != "ok" or not row.median_ms or not winner.median_ms:
-        return f"{row.verdict} now"
-    return f"{row.median_ms / winner.median_ms:.3g} times the new winner's time"

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.measure.distributions import DistributionError, group_size_vectors
-from hipgroupgemm.measure.workloads import CLASSES, MoEShape, scaled_shapes
+from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of, scaled_shapes
 
 __all__ = ["DistributionError", "RequestError", "SweepJob", "SweepRequest", "plan_jobs"]
 
@@ -21,15 +22,12 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         shapes: with scale=None they are scaled on a CPU, as a benchmark's. exact_shapes: with scale=None they are not.
-        classes: names from `workloads.CLASSES`.
         dtypes: names; empty for the device's own, float32 on a CPU and bfloat16 on a GPU.
-        distributions: names from `distributions.DISTRIBUTIONS`, or files of group sizes, whose vectors are samples of one job.
+        distributions: those of `measure.distributions`, or files of group sizes, whose vectors are samples of one job.
         devices: "cpu", "cuda:0" and so on. Equal devices share the jobs, every other kind of device runs them all.
-        backends: names, or None for all that can.
-        algorithms: "heuristic" (those that a backend ranks first), "all", or names of algorithms.
+        backends: names, or None for all that can. algorithms: "heuristic" (those that a backend ranks first), "all", or names.
         max_algorithms, max_workspace, repetitions, time_limit: what `tuning.engine.tune` takes; bytes and seconds a job.
-        scale: divisor of M, K and N, or None.
-        seed: of drawn group sizes, operands and order.
+        scale: divisor of M, K and N, or None. seed: of drawn group sizes, operands and order.
     """
 
     shapes: tuple[MoEShape, ...] = ()
@@ -58,9 +56,7 @@ class SweepJob(msgspec.Struct, frozen=True):
     """One problem to tune; two are equal where all of this is.
 
     Attributes:
-        kind: the class, from `workloads.CLASSES`; "class" in files.
-        model, m, k, n, e, scale: the shape, scaled already. dtype: the element type.
-        distribution: the group sizes' name.
+        kind: the class, from `workloads.CLASSES`; "class" in files. model, m, k, n, e, scale: the shape, scaled already.
         group_sizes: the vectors that are tuned for, or None for the balanced seed, which tuning makes itself.
     """
 
@@ -79,6 +75,11 @@ class SweepJob(msgspec.Struct, frozen=True):
     def shape(self) -> MoEShape:
         """The extents."""
         return MoEShape(self.m, self.k, self.n, self.e, self.model, self.scale)
+
+    @property
+    def config(self) -> GroupedGemmConfig:
+        """The problem without its group sizes."""
+        return config_of(CLASSES[self.kind], self.shape, self.dtype)
 
     @property
     def problem(self) -> tuple[Any, ...]:

@@ -56,8 +56,7 @@ class Record(msgspec.Struct, dict=True):
         status: "ok" when tuning ended, "refused" where no backend can, "out of memory", or "failed". reason: why, where it is not ok, and
             why backends that were named took no part.
         best: the winning row. report: what `TuningReport.to_dict` gives. None where there is none.
-        load_average, cores: of the machine before this start of the sweep, and that the process may use.
-        stored: whether the result went to the tuning store. finished: ISO 8601, UTC.
+        load_average, cores: of the machine before the sweep, and that the process may use. stored: in the tuning store. finished: UTC.
     """
 
     job: SweepJob
@@ -84,8 +83,7 @@ class Record(msgspec.Struct, dict=True):
 
 
 class Header(msgspec.Struct, kw_only=True, tag_field="format", tag=FORMAT):
-    """A file's first line: what was asked for, the identities of its devices by name, how many jobs there are when it is finished, the
-    machine (processor, cores, system, commit), and when it was begun (ISO 8601, UTC)."""
+    """A file's first line: the request, its devices' identities by name, how many jobs it makes, the machine, and when it began (UTC)."""
 
     version: int = VERSION
     request: SweepRequest
@@ -151,7 +149,7 @@ def read_sweep(path: Path) -> Sweep:
         for line in lines[1:]:
             number += 1
             record = msgspec.convert(json.loads(line), Record)
-            _ = record.rows
+            _ = record.rows  # they are to be rows, too
             results[record.job, kind_of(record.identity)] = record
     except (ValueError, IndexError, AttributeError) as error:
         wanted = f"wanted JSON Lines of version {VERSION}: a header, then a line a job"
@@ -170,6 +168,8 @@ class SweepFile:
         RequestError: there is something already. RuntimeError: another sweep is writing to it. ValueError: see `read_sweep`.
     """
 
+    sweep: Sweep
+
     def __init__(self, path: Path, header: Header | None = None, *, overwrite: bool = False) -> None:
         self._file: BinaryIO
         self._end: int | None = None  # where what is left of a killed sweep's last line begins
@@ -181,11 +181,11 @@ class SweepFile:
             self._file, self._end = path.open("r+b" if path.exists() else "xb"), 0
         try:
             _lock(self._file, path)
-            self.sweep = read_sweep(path) if header is None else None
-            if self.sweep is not None:
-                self._end = self.sweep.size
-            elif header is not None:
+            if header is not None:
                 self.append(header)
+            else:
+                self.sweep = read_sweep(path)
+                self._end = self.sweep.size
         except BaseException:
             self.close()
             raise

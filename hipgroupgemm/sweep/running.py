@@ -73,14 +73,14 @@ def resume(path: Path, outputs: Outputs, given: Mapping[str, Any] | None = None)
     Raises:
         RequestError: the file is of another request, device or version. ValueError: it can't be read.
     """
-    file, given = SweepFile(path), given or {}
+    file, fields = SweepFile(path), dict(given or {})
     try:
-        assert file.sweep is not None
         request = file.sweep.header.request
-        for name, value in given.items():
-            if name != "devices" and value != (before := getattr(request, name)):
+        devices = fields.pop("devices", request.devices)
+        for name, value in fields.items():
+            if value != (before := getattr(request, name)):
                 raise RequestError(f"{path}: was begun with {name} {before!r}, and not {value!r}; give another sweep its own file")
-        return _Run(request, dataclasses.replace(outputs, json=path), file, given.get("devices", request.devices)).run()
+        return _Run(request, dataclasses.replace(outputs, json=path), file, devices).run()
     finally:
         file.close()
 
@@ -161,10 +161,10 @@ class _Run:
         """Plans the jobs for the devices that are here, and makes the file."""
         path, old = self.outputs.json, self.file.sweep if self.file is not None else None
         here = {device.name: device.identity for device in self.devices}
-        identities = {kind_of(identity): identity for identity in (old.header.devices if old is not None else here).values()}
+        identities = {kind_of(identity): identity for identity in (here if old is None else old.header.devices).values()}
         for device, reason in zip(self.devices, reasons, strict=True):
             if reason:
-                elsewhere = "; --devices names others to go on with" if old is not None else ""
+                elsewhere = "" if old is None else "; --devices names others to go on with"
                 raise RequestError(f"{device.name} is of no use: {reason}{elsewhere}")
             if device.kind not in identities:
                 raise RequestError(
@@ -172,7 +172,7 @@ class _Run:
                     f"{identity_text(device.identity)}. A file has results of one set of versions: begin another, and compare the two"
                 )
         self.jobs = [(job, kind) for kind, identity in identities.items() for job in plan_jobs(self.request, str(identity["kind"]))]
-        self.results = dict(old.results) if old is not None else {}
+        self.results = {} if old is None else dict(old.results)
         if not self.results.keys() <= set(self.jobs):
             raise RequestError(f"{path}: has jobs that its request does not make any more; has a file of group sizes changed?")
         for job, kind in self.jobs:
@@ -180,13 +180,15 @@ class _Run:
                 self.waiting[kind].append(job)
         self._check_names()
         if old is not None:
-            notes = [f"{path}: {old.done} of {len(self.jobs)} jobs are done"]
-            notes += ["it ended in the middle of another, which is run again"] * old.torn
-            notes += [f"failed, and run again: {failed}"] if (failed := len(old.results) - old.done) else []
-            kinds = {device.kind for device in self.devices}
-            absent = sum(len(jobs) for kind, jobs in self.waiting.items() if kind not in kinds)
-            notes += [f"left to devices that were not named now: {absent}"] if absent else []
-            say("; ".join(notes))
+            absent = sum(len(jobs) for kind, jobs in self.waiting.items() if kind not in {device.kind for device in self.devices})
+            failed = len(old.results) - old.done
+            notes = [
+                f"{path}: {old.done} of {len(self.jobs)} jobs are done",
+                "it ended in the middle of another, which is run again" if old.torn else "",
+                f"failed, and run again: {failed}" if failed else "",
+                f"left to devices that were not named now: {absent}" if absent else "",
+            ]
+            say("; ".join(filter(None, notes)))
         elif path is not None:
             header = Header(request=self.request, devices=here, jobs=len(self.jobs), machine=describe(CPU), started=_now())
             self.file = SweepFile(path, header, overwrite=self.outputs.overwrite)
@@ -256,9 +258,8 @@ class _Run:
         for warning in warnings:
             say(warning, "yellow", console)
         write_csv(self.outputs.csv, sweep_lines(records), console)
-        write_plots(
-            self.outputs.plots, sweep_panels(records), [*(identity_text(record.identity) for record in records), *warnings], console
-        )
+        notes = [*(identity_text(record.identity) for record in records), *warnings]
+        write_plots(self.outputs.plots, sweep_panels(records), notes, console)
         if path is not None:
             say(f"wrote {path}", console=console)
         if self.stored:
@@ -270,9 +271,8 @@ class _Run:
         if self.interrupted:
             how = "" if path is None else f"; go on with hipgroupgemm sweep --resume {path}"
             say(f"Stopped. Jobs kept: {len(records)}, left: {len(self.jobs) - len(records)}{how}.", "bold", console)
-        ran = {row.backend for record in records for row in record.rows}
-        ran_nothing = any(name not in ran for name in self.request.backends or ())
-        return 1 if bad or failed else INTERRUPTED if self.interrupted else int(ran_nothing)
+        idle = set(self.request.backends or ()) - {row.backend for record in records for row in record.rows}
+        return 1 if bad or failed else INTERRUPTED if self.interrupted else int(bool(idle))
 
 
 class _Display:

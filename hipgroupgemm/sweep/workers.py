@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hipgroupgemm.backends import backend_names, get_backend, select_backend
 from hipgroupgemm.backends.base import as_limits
 from hipgroupgemm.measure.distributions import DISTRIBUTIONS
-from hipgroupgemm.measure.workloads import CLASSES, config_of
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.processes import send
 from hipgroupgemm.store.identity import identity
@@ -31,37 +30,44 @@ def device_identity(device: str) -> dict[str, Any]:
 
 def algorithm_names(job: SweepJob, device: Device, backends: Sequence[str], max_workspace_size: int | None = None) -> set[str]:
     """The names of the backends' algorithms that can run a job."""
-    config, limits = config_of(CLASSES[job.kind], job.shape, job.dtype), as_limits(None, max_workspace_size)
-    listed = [one for name in backends for one in get_backend(name).algorithms(config.key(), device, limits)]
+    limits = as_limits(None, max_workspace_size)
+    listed = [one for name in backends for one in get_backend(name).algorithms(job.config.key(), device, limits)]
     return {algorithm.name for algorithm in listed if algorithm.workspace_size <= limits.max_workspace_size}
 
 
-def usable_backends(job: SweepJob, device: Device, names: Sequence[str] | None) -> tuple[list[str], str]:
-    """Those of the backends that run a job, and why the others do not."""
+def _fitting(job: SweepJob, device: Device, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The settings with those of the named backends and algorithms that a job has, {} where it has none, and why others are left out."""
+    backends, names = settings.get("backends"), settings["algorithms"]
+    if backends is None and isinstance(names, str):
+        return settings, ""
     usable, refusals = [], []
-    for name in backend_names() if names is None else names:
+    for name in backend_names() if backends is None else backends:
         try:
-            select_backend(config_of(CLASSES[job.kind], job.shape, job.dtype), device, name)
+            select_backend(job.config, device, name)
             usable.append(name)
         except NotImplementedError as error:
             refusals.append(_text(error))
-    return usable, "; ".join(refusals)
+    if usable and not isinstance(names, str):  # a list for all jobs, not each of them has them all
+        there = algorithm_names(job, device, usable, settings.get("max_workspace_size"))
+        if there.isdisjoint(names):
+            return {}, f"no backend has {', '.join(map(repr, names))} for this problem"
+        names = [name for name in names if name in there]
+    if backends is None and usable:
+        return {**settings, "algorithms": names}, ""
+    return {**settings, "algorithms": names, "backends": usable} if usable else {}, "; ".join(refusals)
 
 
-def known_names(device: str, jobs: Sequence[SweepJob], settings: Mapping[str, Any]) -> set[str]:
+def known_names(device: str, jobs: Sequence[SweepJob], settings: dict[str, Any]) -> set[str]:
     """Those of the named algorithms that one of the jobs has on this device; all of them where that can't be told."""
-    where, wanted = Device.of(device), set(settings["algorithms"])
-    found: set[str] = set()
+    wanted, found = set(settings["algorithms"]), set[str]()
     for job in jobs:
         if found >= wanted:
             break
         try:
-            found |= algorithm_names(
-                job, where, usable_backends(job, where, settings.get("backends"))[0], settings.get("max_workspace_size")
-            )
+            found |= set(_fitting(job, Device.of(device), settings)[0].get("algorithms", ()))
         except Exception:  # a broken backend is a row of the sweep
             return wanted
-    return found & wanted
+    return found
 
 
 def run_job(device: str, identity: dict[str, Any], job: SweepJob, settings: dict[str, Any]) -> Record:
@@ -76,25 +82,13 @@ def run_job(device: str, identity: dict[str, Any], job: SweepJob, settings: dict
 
     record = Record(job, device, identity, "refused")
     try:
-        where, names = Device.of(device), settings["algorithms"]
-        if "backends" in settings or not isinstance(names, str):
-            usable, record.reason = usable_backends(job, where, settings.get("backends"))
-            if not usable:
-                return record
-            if not isinstance(names, str):  # a list for all jobs, not each of them has them all
-                there = algorithm_names(job, where, usable, settings.get("max_workspace_size"))
-                settings["algorithms"] = [name for name in names if name in there]
-                if not settings["algorithms"]:
-                    record.reason = f"no backend has {', '.join(map(repr, names))} for this problem"
-                    return record
-            if "backends" in settings:
-                settings["backends"] = usable
-            else:
-                record.reason = ""
+        fitting, record.reason = _fitting(job, Device.of(device), settings)
+        if not fitting:
+            return record
         if job.group_sizes is not None and job.distribution in DISTRIBUTIONS:
-            settings["origin"] = job.distribution  # a file's sizes are real ones
+            fitting = {**fitting, "origin": job.distribution}  # a file's sizes are real ones
         samples = None if job.group_sizes is None else [list(sizes) for sizes in job.group_sizes]
-        report = tune(config_of(CLASSES[job.kind], job.shape, job.dtype), where, samples, progress=progress, **settings)
+        report = tune(job.config, Device.of(device), samples, progress=progress, **fitting)
         record.status, record.report = "ok", report.to_dict()
         best = None if report.best is None else report.best.algorithm.key
         record.best = next((row for row in record.rows if (row.backend, row.index, row.name) == best), None)

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import io
 import itertools
 import json
@@ -12,11 +13,13 @@ import pytest
 from ratios import Ratio
 from rich.console import Console
 
-from hipgroupgemm.benchmark.plots import plot_both, plot_floor, plot_speedup
-from hipgroupgemm.benchmark.runner import Row
-from hipgroupgemm.benchmark.table import print_rows, write_csv, write_json
+from hipgroupgemm.benchmark.plots import plot_rows
+from hipgroupgemm.benchmark.rows import Row, print_rows, write_csv, write_json
 from hipgroupgemm.measure.text import bytes_text
 from hipgroupgemm.measure.workloads import CLASSES
+
+plot_speedup = functools.partial(plot_rows, fields=["speedup"])
+plot_floor = functools.partial(plot_rows, fields=["floor_fraction"])
 
 
 def _rows() -> list[Row]:
@@ -101,7 +104,7 @@ def test_plots_hold_their_words_and_bars(tmp_path) -> None:
     from PIL import Image
 
     rows = [row for row in _rows() if row.status == "ok"]
-    for plot in (plot_speedup, plot_floor, plot_both):
+    for plot in (plot_speedup, plot_floor, plot_rows):
         plot(rows, tmp_path / "a.png", "a note")
         with Image.open(tmp_path / "a.png") as image:
             assert min(image.size) >= 600
@@ -146,7 +149,7 @@ def test_a_bar_above_the_measured_floor_is_explained(fraction: float, tmp_path, 
     assert ("stayed in a cache" in axis.get_ylabel()) == (fraction > 1)
 
 
-@pytest.mark.parametrize("plot", [plot_speedup, plot_floor, plot_both])
+@pytest.mark.parametrize("plot", [plot_speedup, plot_floor, plot_rows])
 def test_pictures_carry_the_warning_and_no_legend_hides_a_bar(plot, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure

@@ -242,9 +242,7 @@ def test_medians_are_not_called_single_calls() -> None:
 )
 def test_the_note_of_a_plot_says_what_its_times_are(counts: list[int], note: str) -> None:
     shapes = [MoEShape(8, 4, 4, 2)]
-    result = command.measure(
-        command.Request(shapes, [CLASSES["fwd_wi"], CLASSES["wgrad_wo"]], device="cpu", baselines=(), repetitions=1), lambda line: None
-    )
+    result = command.measure(command.Request(shapes, [CLASSES["fwd_wi"], CLASSES["wgrad_wo"]], device="cpu", baselines=(), repetitions=1))
     for row, count in zip(result.rows, counts, strict=True):
         row.repetitions = count
     assert f" · {note} · " in command.plot_note(result)

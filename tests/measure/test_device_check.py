@@ -90,15 +90,6 @@ def test_types_that_the_kernel_does_not_read_are_checked_on_the_host(bench, monk
     bench.release(operands)
 
 
-def test_a_released_snapshot_is_refused(bench):
-    (operands,) = bench.operands(CASES["forward float32"].config, seed=0)
-    snapshot = bench.snapshot(operands)
-    snapshot.release()
-    snapshot.release()
-    with pytest.raises(ValueError, match="was released"):
-        bench.same(operands, snapshot)
-
-
 def test_a_bench_closes_although_its_device_has_failed(library, monkeypatch):
     bench = host_bench(library)
     bench.operands(CASES["forward float32"].config, seed=0)

@@ -94,9 +94,6 @@ def test_class_operands_are_table_7() -> None:
         "wgrad_wi": ("MK", "MN", "EKN"),
         "wgrad_wo": ("MN", "MK", "ENK"),
     }
-    shape = MoEShape(20, 7, 5, 3)
-    lengths = {name: kind.contraction_length(shape, [4, 9, 0]) for name, kind in CLASSES.items()}
-    assert lengths == {"fwd_wi": 7, "fwd_wo": 5, "dgrad_wi": 5, "dgrad_wo": 7, "wgrad_wi": 9, "wgrad_wo": 9}
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------------------
@@ -224,9 +221,9 @@ def test_files_of_group_sizes(tmp_path, name, content, wanted) -> None:
         ("a.json", [1, True], "vector 0, group 1: got True"),
         ("a.json", [1, 2**31], "vector 0, group 1: got 2147483648"),
         ("a.json", [[1, 2], 3], r"vector 0, group 0: got \[1, 2\]"),
-        ("a.npy", np.array([1.0, 2.0]), r"holds float64 of shape .*whole: numpy\.save\(path, numpy\.asarray\(sizes, numpy\.int64\)\)"),
-        ("a.npy", np.array([1.5, 2.0]), r"wanted integers of shape \(E,\) or \(vectors, E\)$"),
-        ("a.json", [1, 2.0], "vector 0, group 1: got 2.0, wanted an integer .*: write 2$"),
+        ("a.npy", np.array([1.0, 2.0]), r"holds float64 of shape .*numpy\.save\(path, numpy\.asarray\(sizes, numpy\.int64\)\)"),
+        ("a.npy", np.array([1.5, 2.0]), r"wanted integers of shape \(E,\) or \(vectors, E\)"),
+        ("a.json", [1, 2.0], "vector 0, group 1: got 2.0, wanted an integer"),
         ("a.txt", "1 2.0\n", "line 1: '1 2.0' is not integers .*3 and not 3.0"),
         ("a.npy", np.zeros((1, 2, 3), int), "wanted integers of shape"),
         ("a.npy", np.array([3, -1]), "vector 0, group 1: got -1"),
@@ -251,13 +248,13 @@ def test_files_that_are_not_what_their_name_says(tmp_path) -> None:
     (tmp_path / "zip.npy").write_bytes((tmp_path / "a.npz").read_bytes())
     (tmp_path / "folder").mkdir()
     for name, text in [
-        ("a.npy", "is not a .npy file"),
-        ("pickled.npy", "is not a .npy file"),
-        ("raw.npy", "a pickle, or something else"),
+        ("a.npy", "can't be read as integers .*write it with numpy.save"),
+        ("pickled.npy", "can't be read as integers"),
+        ("raw.npy", "can't be read as integers"),
         ("header.npy", "can't be read as integers"),
-        ("object.npy", "holds Python objects"),
-        ("zip.npy", "by another name"),
-        ("a.npz", "is an archive of arrays; save the one"),
+        ("object.npy", "can't be read as integers"),
+        ("zip.npy", "is an archive of arrays"),
+        ("a.npz", "is an archive of arrays; write the sizes alone: numpy.save"),
         ("folder", "is a folder; name the file"),
         ("a.txt", "not text"),
     ]:
@@ -285,7 +282,7 @@ def test_one_number_a_line_is_one_vector_where_there_are_as_many_groups(tmp_path
         ([1, 2], "has 2 sizes, but model has E = 3 groups"),
         ([1, 2, -1], "group 2 has size -1"),
         ([5, 5, 1], "sum to 11, but model has only M = 10 rows"),
-        ([1.0, 2.0, 3.0], r"got float64 of shape .*whole: convert them with \.astype"),
+        ([1.0, 2.0, 3.0], r"got float64 of shape \(3,\), wanted a vector of integers$"),
         ([1.5, 2.0, 3.0], "wanted a vector of integers$"),
         ([[1, 2, 3]], r"shape \(1, 3\), wanted a vector"),
         (np.array([2**63, 2**63, 0], np.uint64), "sum to 18446744073709551616"),

@@ -342,7 +342,7 @@ with x.use_device(0):
 """
     run = run_python(code)
     assert "700 cuStreamSynchronize failed with status 700 (CUDA_ERROR_ILLEGAL_ADDRESS)" in run.stdout, run.stderr
-    assert "restart the process" in run.stdout
+    assert "lost to this process, restart it" in run.stdout
 
 
 # ---- what it costs

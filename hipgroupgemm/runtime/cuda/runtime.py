@@ -59,6 +59,7 @@ class CudaRuntime(Runtime):
         if self._count == 0:
             raise RuntimeUnavailable("cuda", "the driver sees no device (is CUDA_VISIBLE_DEVICES empty?)", INSTALL)
         self.version = int(self._check("DriverGetVersion"))
+        self._current_context, self._capture_status = driver.cuCtxGetCurrent, driver.cuStreamIsCapturing
         self._contexts: dict[int, tuple[Any, int]] = {}  # the retained primary ones, as the bindings' object and as an int
         self._device_ordinal = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         self.library = next(iter(mapped_libraries("libcuda.so")), "libcuda.so.1")
@@ -101,11 +102,18 @@ class CudaRuntime(Runtime):
 
     def _enter_device(self, device: int) -> object:
         context, handle = self._contexts.get(device) or self._primary_context(device)
-        current = self._check("CtxGetCurrent")
-        if int(current) == handle:
+        status, current = self._current_context()  # without _check: every execute comes here
+        if not status and int(current) == handle:
+            self.check_process()
             return None
+        current = self._check("CtxGetCurrent")
         self._check("CtxSetCurrent", context)
         return current
+
+    def capture_id(self, stream: int) -> int:
+        """Number of the capture that the stream takes part in, unique in the process; 0 for none."""
+        status, capturing = self._capture_status(stream)  # likewise
+        return super().capture_id(stream) if status or capturing else 0
 
     def _leave_device(self, previous: object) -> None:
         # set rather than popped: code inside may have replaced the top of the stack, as cudaSetDevice does
