@@ -212,8 +212,8 @@ class Start:
             self.pids.append(made.pid)
             return made
 
-        def receives(one, until):
-            message = receive(one, until)
+        def receives(one, *arguments):
+            message = receive(one, *arguments)
             if self.at and self.at in map(str, message[:2]):
                 raise KeyboardInterrupt
             return message
