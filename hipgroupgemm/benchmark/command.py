@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -60,8 +61,7 @@ class Request:
 class Result:
     """What came of it: the rows of finished jobs and those, what it ran on; `interrupted` when Ctrl-C stopped it.
 
-    context is plain data for CSV and JSON. roofline: in words. note: what a person should know of the times. time_limit: that calls were
-    left out for, where that could be.
+    context is plain data for CSV and JSON. roofline: in words. note: what a person should know of the times.
     """
 
     context: dict[str, Any]
@@ -70,7 +70,6 @@ class Result:
     interrupted: bool = False
     roofline: str = ""
     note: str = ""
-    time_limit: float | None = None
 
     def record(self) -> dict[str, Any]:
         """What the JSON has besides the rows: the context, and the group sizes of every problem that was run."""
@@ -140,13 +139,11 @@ def measure(request: Request) -> Result:
     """Runs a request with progress on stderr. Ctrl-C ends it early: the result then has the rows of finished jobs."""
     device = device_named(request.device)
     jobs, on_cpu = plan_jobs(request, device), device.kind == "cpu"
-    if on_cpu and PADDED in request.baselines and request.scale is None:
-        for label, flops in dict.fromkeys((job.shape.label, job.shape.padded_flops) for job in jobs):
-            if flops > 20 * AUTO_PADDED_FLOPS:
-                _say(
-                    f"{label} is run as given: a padded dot of it takes {flops:.1e} operations. --scale auto makes it small, "
-                    "--baseline loop or none leaves the padded dots out."
-                )
+    long = on_cpu and PADDED in request.baselines and request.scale is None
+    for label, flops in dict.fromkeys((job.shape.label, job.shape.padded_flops) for job in jobs if long):
+        if flops > 20 * AUTO_PADDED_FLOPS:
+            hint = "--scale auto makes it small, --baseline loop or none leaves the padded dots out."
+            _say(f"{label} is run as given: a padded dot of it takes {flops:.1e} operations. {hint}")
     dtype = DTYPES[request.dtype or ("float32" if on_cpu else "bfloat16")]
     context = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -160,7 +157,7 @@ def measure(request: Request) -> Result:
     }
     limit = TIME_LIMIT if on_cpu and request.repetitions is None and request.scale is None else None
     with harness_for(device) as harness, _progress(jobs) as advance:
-        result = Result(context, note=harness.note, time_limit=limit)
+        result = Result(context, note=harness.note)
         try:
             roofline = harness.roofline(dtype)
             result.roofline = "" if roofline is None else roofline.describe()
@@ -205,30 +202,22 @@ def print_result(console: Console, result: Result) -> None:
     """The tables; on what it was measured, what bounds it, and what to make of it."""
     print_rows(console, result.rows)
     bad = sum(row.status not in FINE for row in result.rows)
-    roofline = f"; roofline: {result.roofline}" if result.roofline else ""
-    lines = (
-        (f"device: {result.context['device']}{roofline}" if result.rows else "", None),
-        ("Shapes are scaled, as their titles say; --scale 1 runs them in full." * any(row.scale != 1 for row in result.rows), None),
-        (_single_calls(result), "yellow"),
-        (result.note, "yellow"),
-        (f"{bad} of {len(result.rows)} rows are wrong or failed, see above." if bad else "", "bold red"),
-        (f"Stopped. {len(result.rows)} finished rows were kept." if result.interrupted else "", "bold"),
-    )
-    for line, style in lines:
-        if line:
-            console.print(line, style=style, highlight=False, soft_wrap=True)
-
-
-def _single_calls(result: Result) -> str:
-    """What to say where most times are of one call, though nobody asked for that; else ""."""
-    once = result.counts.count(1)
-    if result.time_limit is None or 2 * once <= len(result.counts):  # without a limit there are three, or as many as were asked for
-        return ""
-    why = f"the time limit is {result.time_limit:.0f} s for the whole benchmark{', and the machine was busy' if result.note else ''}"
-    return (
-        f"{once} of {len(result.counts)} times are of one call and no median (column runs), since {why}; "
-        "--repetitions 5, or fewer models and classes, gives medians."
-    )
+    say = functools.partial(console.print, highlight=False, soft_wrap=True)
+    if result.rows:
+        say(f"device: {result.context['device']}{f'; roofline: {result.roofline}' if result.roofline else ''}")
+    if any(row.scale != 1 for row in result.rows):
+        say("Shapes are scaled, as their titles say; --scale 1 runs them in full.")
+    once, timed, limit = result.counts.count(1), len(result.counts), result.context.get("time_limit_s")
+    if limit is not None and 2 * once > timed:  # without a limit there are three, or as many as were asked for
+        busy = ", and the machine was busy" if result.note else ""
+        why = f"the time limit is {limit:.0f} s for the whole benchmark{busy}; --repetitions 5, or fewer models and classes, gives medians."
+        say(f"{once} of {timed} times are of one call and no median (column runs), since {why}", style="yellow")
+    if result.note:
+        say(result.note, style="yellow")
+    if bad:
+        say(f"{bad} of {len(result.rows)} rows are wrong or failed, see above.", style="bold red")
+    if result.interrupted:
+        say(f"Stopped. {len(result.rows)} finished rows were kept.", style="bold")
 
 
 def plot_note(result: Result) -> str:

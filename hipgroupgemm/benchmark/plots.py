@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,8 @@ from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
 
 __all__ = ["Panel", "Place", "cluster_text", "draw_panel", "floor_label", "plot_rows", "save_panels"]
 
-_COLOURS = ("#1b6ca8", "#6fb1de", "#c8553d", "#f0a58f", "#3c7d4f", "#93c7a0")  # forward, data gradient, weight gradient; wi dark, wo light
+_COLOURS = dict(zip(CLASSES, ("#1b6ca8", "#6fb1de", "#c8553d", "#f0a58f", "#3c7d4f", "#93c7a0"), strict=True))
 _CLUSTERS = 8  # beside each other at the most
-_GREY = "0.2"
 
 Place = tuple[str, str]
 """The cluster (a problem) and the class of a bar."""
@@ -99,16 +99,16 @@ def save_panels(panels: Sequence[Panel], path: Path, note: str = "") -> None:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    rows = [(panel, clusters, number) for panel in panels for number, clusters in enumerate(_lines(panel))]
-    width = max(7.5, 1.3 * max(len(clusters) for _, clusters, _ in rows) + 2.2)
-    figure = Figure(figsize=(width, 0.8 + 3.9 * len(rows)), layout="constrained")
+    parts = [(panel, clusters, number) for panel in panels for number, clusters in enumerate(_lines(panel))]
+    width = max(7.5, 1.3 * max(len(clusters) for _, clusters, _ in parts) + 2.2)
+    figure = Figure(figsize=(width, 0.8 + 3.9 * len(parts)), layout="constrained")
     FigureCanvasAgg(figure)
-    for axis, (panel, clusters, number) in zip(figure.subplots(len(rows), 1, squeeze=False)[:, 0], rows, strict=True):
+    for axis, (panel, clusters, number) in zip(figure.subplots(len(parts), 1, squeeze=False)[:, 0], parts, strict=True):
         draw_panel(axis, panel, clusters)
-        title = panel.title if number == 0 else f"{panel.title.partition(',')[0]}, continued"
+        title = f"{panel.title.partition(',')[0]}, continued" if number else panel.title
         axis.set_title(textwrap.fill(title, int(width * 12)), fontsize=10, loc="left")
     there = {kind for panel in panels for _, kind in panel.values}
-    handles = [Patch(color=colour, label=name) for name, colour in zip(CLASSES, _COLOURS, strict=True) if name in there]
+    handles = [Patch(color=colour, label=name) for name, colour in _COLOURS.items() if name in there]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False, fontsize=9)
     if note:
         figure.supxlabel("\n".join(textwrap.fill(line, int(width * 15)) for line in note.splitlines()), fontsize=8, color="0.35")
@@ -123,20 +123,29 @@ def _lines(panel: Panel) -> list[list[str]]:
 
 
 def draw_panel(axis: Any, panel: Panel, clusters: list[str]) -> None:
-    """Draws the bars of some clusters; one scale for all lines of a panel."""
+    """Draws the bars of some clusters; one scale for all lines of a panel. Short bars have their value, all have it beside bands."""
     _set_scale(axis, panel)
     base = 1.0 if panel.ratios else 0.0
-    classes = [name for name in CLASSES if any(kind == name for _, kind in panel.values)]
+    classes = [name for name in _COLOURS if any(kind == name for _, kind in panel.values)]
     width = min(0.84 / len(classes), 0.25 if len(clusters) > 2 else 0.14)  # a single bar is no block
     crowded = sum(cluster in clusters for cluster, _ in panel.values) > 12
-    for index, name in enumerate(classes):
-        there = [(number, (cluster, name)) for number, cluster in enumerate(clusters) if (cluster, name) in panel.values]
-        at = [number + (index - (len(classes) - 1) / 2) * width for number, _ in there]
-        heights = [panel.values[place] - base for _, place in there]
-        bars = axis.bar(at, heights, width * 0.92, bottom=base, color=_COLOURS[list(CLASSES).index(name)], zorder=2)
-        for bar, x, (_, place) in zip(bars, at, there, strict=True):
-            bar.set_alpha(0.4 if place in panel.marks else None)
-            _label(axis, panel, place, x, base, crowded)
+    words = {"textcoords": "offset points", "ha": "center", "color": "0.2", "zorder": 4}
+    words |= {"rotation": 90, "fontsize": 6} if crowded else {"fontsize": 7}
+    for (number, cluster), (index, name) in itertools.product(enumerate(clusters), enumerate(classes)):
+        place, x = (cluster, name), number + (index - (len(classes) - 1) / 2) * width
+        if place not in panel.values:
+            continue
+        value, pale = panel.values[place], 0.4 if place in panel.marks else None
+        axis.bar(x, value - base, width * 0.92, bottom=base, color=_COLOURS[name], zorder=2, alpha=pale)
+        low, high = panel.bands.get(place, (value, value))
+        start, end = (axis.transData.transform((0, y))[1] for y in (base, value))
+        if panel.bands:
+            axis.plot([x, x], [low, high], color="0.2", linewidth=1, zorder=3)
+        if panel.bands or abs(end - start) < 0.06 * axis.bbox.height:
+            up = value >= base or not panel.bands
+            at = {"xytext": (0, 3), "va": "bottom"} if up else {"xytext": (0, -3), "va": "top"}
+            text = f"{panel.marks.get(place, '')}{value:.3g}{'x' if panel.ratios else ''}"
+            axis.annotate(text, (x, max(high, base) if up else min(low, base)), **at, **words)
     axis.set_xticks(range(len(clusters)), clusters, fontsize=8)
     axis.set_xlim(-0.6, len(clusters) - 0.4)
     axis.set_ylabel(panel.axis, fontsize=9)
@@ -147,9 +156,9 @@ def draw_panel(axis: Any, panel: Panel, clusters: list[str]) -> None:
 
 
 def _set_scale(axis: Any, panel: Panel) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-    ends = [*panel.values.values(), *(end for band in panel.bands.values() for end in band)]
+    ends = [*panel.values.values(), *itertools.chain(*panel.bands.values())]
     low, high = min(ends), max(ends)
     if not panel.ratios:
         axis.set_ylim(0, max(1.05 if panel.line else 0, high * 1.08))
@@ -158,29 +167,5 @@ def _set_scale(axis: Any, panel: Panel) -> None:
     axis.set_ylim(min(0.9, low / 1.25), max(1.1, high * 1.25))  # with room for the values at both ends
     span = max(high, 1) / min(low, 1)
     axis.yaxis.set_major_locator(MaxNLocator(8) if span < 4 else LogLocator(10, subs=(1, 2, 5) if span < 300 else (1,)))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    axis.yaxis.set_major_formatter("{x:g}x")
     axis.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _label(axis: Any, panel: Panel, place: Place, x: float, base: float, crowded: bool) -> None:
-    """Draws a bar's band, and its value: of every bar where there are bands, else of those whose length tells nothing."""
-    value = panel.values[place]
-    low, high = panel.bands.get(place, (value, value))
-    start, end = (axis.transData.transform((0, y))[1] for y in (base, value))
-    if panel.bands:
-        axis.plot([x, x], [low, high], color=_GREY, linewidth=1, zorder=3)
-    elif abs(end - start) >= 0.06 * axis.bbox.height:
-        return
-    y, side = (max(high, base), 1) if value >= base or not panel.bands else (min(low, base), -1)
-    axis.annotate(
-        f"{panel.marks.get(place, '')}{value:.3g}{'x' if panel.ratios else ''}",
-        (x, y),
-        xytext=(0, 3 * side),
-        textcoords="offset points",
-        ha="center",
-        va="bottom" if side > 0 else "top",
-        color=_GREY,
-        zorder=4,
-        rotation=90 if crowded else 0,
-        fontsize=6 if crowded else 7,
-    )

@@ -39,11 +39,11 @@ __all__ = ["bench"]
     "Default: auto for models and suites; a --shape is run as given.",
 )
 @click.option("--repetitions", type=click.IntRange(min=1), help="Timed calls of each row. Default: 1 to 15, as time allows.")
-@click.option("--csv", "csv_path", type=OutputType(), help="Write the rows here as CSV; - is standard output.")
-@click.option("--json", "json_path", type=OutputType(), help="Write the rows and all group sizes here as JSON; - is standard output.")
+@click.option("--csv", type=OutputType(), help="Write the rows here as CSV; - is standard output.")
+@click.option("--json", type=OutputType(), help="Write the rows and all group sizes here as JSON; - is standard output.")
 @click.option(
     "--plot",
-    "plot_paths",
+    "plots",
     type=OutputType(PLOTS),
     multiple=True,
     help="Plot speed-up and fraction of the floor, by the name's ending (needs hipgroupgemm[bench]). Repeatable.",
@@ -65,33 +65,26 @@ def bench(**options: Any) -> None:
     Exit status: 0; 1 when a result is wrong, a call failed or a backend that was named ran nothing; 2 for arguments that can't be met;
     130 after Ctrl-C (finished rows are printed and written).
     """
-    plots = once(options["plot_paths"])
-    check_outputs([options["csv_path"], options["json_path"]], plots)
-    baselines = options["baselines"] or tuple(BASELINES)
+    baselines, plots = options.pop("baselines") or tuple(BASELINES), once(options.pop("plots"))
+    check_outputs([options["csv"], options["json"]], plots)
     if "none" in baselines and len(baselines) > 1:
         raise click.BadParameter("none was given along with others; give none, or those wanted", param_hint="--baseline")
-    for option, values in (("--device", options["devices"]), ("--dtype", options["dtypes"])):
+    devices, dtypes, scale = options.pop("devices"), options.pop("dtypes"), options.pop("scale")
+    for option, values in (("--device", devices), ("--dtype", dtypes)):
         if len(values) > 1:
             raise click.BadParameter(f"got {', '.join(values)}; bench takes one, hipgroupgemm sweep several", param_hint=option)
-    (device,) = devices_of(options["devices"])
-    named, exact = shapes_of(options["models"], options["suite"], options["shapes"])
-    if options["scale"] == "auto":
-        named, exact = [*named, *exact], []
+    named, exact = shapes_of(options.pop("models"), options.pop("suite"), options.pop("shapes"))
     request = Request(
-        shapes=named,
-        exact_shapes=exact,
-        classes=[CLASSES[name] for name in options["classes"] or CLASSES],
-        dtype=next(iter(options["dtypes"]), None),
-        distributions=options["distributions"],
-        seed=options["seed"],
-        backends=options["backends"] or None,
+        shapes=[*named, *exact] if scale == "auto" else named,
+        exact_shapes=[] if scale == "auto" else exact,
+        classes=[CLASSES[name] for name in options.pop("classes") or CLASSES],
+        dtype=next(iter(dtypes), None),
+        backends=options.pop("backends") or None,
         baselines=() if "none" in baselines else baselines,
-        scale=None if options["scale"] == "auto" else options["scale"],
-        repetitions=options["repetitions"],
-        device=str(device),
-        csv=options["csv_path"],
-        json=options["json_path"],
+        scale=None if scale == "auto" else scale,
+        device=str(devices_of(devices)[0]),
         plots=plots,
+        **options,
     )
     with usage_errors():
         code = run(request)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
-from hipgroupgemm.backends import backend_names, get_backend, select_backend
+from hipgroupgemm.backends import backend_names, get_backend
 from hipgroupgemm.backends.base import AlgorithmLimits, as_limits
 from hipgroupgemm.cli.parameters import BYTES, devices_of, problem_options, shapes_of
 from hipgroupgemm.cli.tables import print_table
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.measure.text import bytes_text, stdout_console
-from hipgroupgemm.measure.workloads import ALIASES, CLASSES, PRESETS, MoEShape, config_of
+from hipgroupgemm.measure.workloads import ALIASES, CLASSES, PRESETS, config_of
 from hipgroupgemm.operands.views import Device
 
 __all__ = ["list_algorithms"]
@@ -39,42 +41,30 @@ def list_algorithms(**options: Any) -> None:
         raise click.UsageError("Which problem? Give --shape M,K,N,E or --model NAME; --models prints the names.")
     named, exact = shapes_of(options["models"], options["suite"], options["shapes"])
     limits = as_limits(options["max_algorithms"], options["max_workspace"])
-    found = True
     listings = []
     for device in devices_of(options["devices"], here=False):
         for dtype in options["dtypes"] or ("float32" if device.kind == "cpu" else "bfloat16",):
-            for shape in (*named, *exact):
-                for name in options["classes"] or CLASSES:
-                    config = config_of(CLASSES[name], shape, dtype)
-                    listing = {**_problem(name, shape, config), **_listing(config, device, options["backends"], limits)}
-                    found = found and bool(listing["algorithms"])
-                    listings.append(listing)
-                    if not options["as_json"]:
-                        _print_listing(listing, config)
+            for shape, name in itertools.product((*named, *exact), options["classes"] or CLASSES):
+                config = config_of(CLASSES[name], shape, dtype)
+                problem = {"class": name, "model": shape.label, **dict(zip("MKNE", shape.extents, strict=True)), "dtype": config.type_a}
+                listings.append(problem | _listing(config, device, options["backends"] or backend_names(), limits))
+                if not options["as_json"]:
+                    _print_listing(listings[-1], config)
     if options["as_json"]:
         click.echo(json.dumps(listings, indent=1))
-    click.get_current_context().exit(0 if found else 1)
+    click.get_current_context().exit(0 if all(listing["algorithms"] for listing in listings) else 1)
 
 
-def _problem(name: str, shape: MoEShape, config: GroupedGemmConfig) -> dict[str, Any]:
-    m, k, n, e = shape.extents
-    return {"class": name, "model": shape.label, "M": m, "K": k, "N": n, "E": e, "dtype": config.type_a}
-
-
-def _listing(config: GroupedGemmConfig, device: Device, backends: tuple[str, ...], limits: AlgorithmLimits) -> dict[str, Any]:
-    """The algorithms of the named backends, or of all, in the order in which backends are asked, and why the others refuse."""
+def _listing(config: GroupedGemmConfig, device: Device, backends: Sequence[str], limits: AlgorithmLimits) -> dict[str, Any]:
+    """The algorithms of backends, in the order in which backends are asked, and why the others refuse."""
     algorithms, refusals = [], {}
-    for name in backends or backend_names():
-        try:
-            select_backend(config, device, name)
-        except NotImplementedError as error:
-            refusals[name] = str(error).partition("refuses: ")[2] or str(error)
-            continue
-        found = get_backend(name).algorithms(config.key(), device, limits)
+    for name in backends:
+        reason = get_backend(name).can_handle(config, device)
         # a backend that does not look at the limits itself must not get past them
-        found = [algorithm for algorithm in found if algorithm.workspace_size <= limits.max_workspace_size][: limits.max_algorithm_count]
+        listed = [] if reason else get_backend(name).algorithms(config.key(), device, limits)
+        found = [one for one in listed if one.workspace_size <= limits.max_workspace_size][: limits.max_algorithm_count]
         if not found:
-            refusals[name] = f"it has no algorithm within {bytes_text(limits.max_workspace_size)} of workspace"
+            refusals[name] = reason or f"it has no algorithm within {bytes_text(limits.max_workspace_size)} of workspace"
         algorithms += [{field: getattr(one, field) for field in _FIELDS} for one in found]
     return {"device": str(device), "algorithms": algorithms, "refusals": refusals}
 
@@ -88,15 +78,13 @@ def _print_listing(listing: dict[str, Any], c: GroupedGemmConfig) -> None:
     label = "" if listing["model"].count(",") == 3 else f"{listing['model']}  "
     extents = " ".join(f"{name}={listing[name]}" for name in "MKNE")
     title = f"{listing['class']}  {label}{extents}, {c.type_a} -> {c.type_d}, {c.ragged_mode.name} on {listing['device']}"
-    if listing["algorithms"]:
-        rows = [
-            (one["backend"], str(one["index"]), one["name"], bytes_text(one["workspace_size"]), "yes" if one["deterministic"] else "no")
-            for one in listing["algorithms"]
-        ]
+    if not listing["algorithms"]:
+        console.print(f"{title}: no algorithm", style="bold", highlight=False, soft_wrap=True)
+    else:
+        shown: list[Callable[[Any], str]] = [str, str, str, bytes_text, lambda value: "yes" if value else "no"]
+        rows = [[text(one[field]) for text, field in zip(shown, _FIELDS, strict=True)] for one in listing["algorithms"]]
         columns = ("backend", "index", "algorithm", "workspace", "deterministic")
         print_table(console, title, columns, rows, name="algorithm", right=("index", "workspace"))
-    else:
-        console.print(f"{title}: no algorithm", style="bold", highlight=False, soft_wrap=True)
     for name, reason in listing["refusals"].items():
         console.print(f"{name} refuses: {reason}", markup=False, highlight=False, soft_wrap=True)
 

@@ -13,6 +13,7 @@ from hipgroupgemm.backends.reference import ReferenceBackend
 from hipgroupgemm.benchmark.baselines import BASELINES, Baseline
 from hipgroupgemm.benchmark.rows import Row
 from hipgroupgemm.benchmark.runner import Job, Runner
+from hipgroupgemm.measure.harness import harness_for
 from hipgroupgemm.measure.host_harness import HostHarness
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.verify import SizeSet, Verifier
@@ -148,6 +149,35 @@ def test_rows_are_complete() -> None:
         assert row.baseline == (row.backend in BASELINES)
     assert rows["reference"].algorithm == "numpy_matmul_a_group"
     assert rows["padded_dot"].peak_extra_bytes >= 4 * 5 * 37 * 19
+
+
+def test_a_backend_is_prepared_once_where_memory_is_looked_at_in_a_second_call(registered) -> None:
+    """As on a device, whose first call loads code."""
+    made = []
+
+    class Counting(ReferenceBackend):
+        name = "counting"
+
+        def prepare(self, *rest):
+            made.append(1)
+            return super().prepare(*rest)
+
+    registered(Counting())
+    harness = SmallHarness()
+    harness.peak_bytes = lambda call: (call(), call()) and 7
+    (row,) = Runner(harness, FLOAT32, ROOFLINE, ["counting"], {}, repetitions=2).run_job(job())
+    assert (row.status, row.peak_extra_bytes, made) == ("ok", 7, [1])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_baselines_are_right_on_a_gpu(dtype: str) -> None:
+    pytest.importorskip("cupy")
+    with harness_for("cuda") as harness:
+        for name in CLASSES:
+            for sizes in SIZES:
+                for row in Runner(harness, DTYPES[dtype], None, repetitions=2).run_job(job(name, sizes)):
+                    assert (row.status, row.detail) == ("ok", ""), (row.backend, name, sizes)
 
 
 def test_without_a_roofline_there_is_no_floor() -> None:

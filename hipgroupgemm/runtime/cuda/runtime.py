@@ -102,9 +102,10 @@ class CudaRuntime(Runtime):
 
     def _enter_device(self, device: int) -> object:
         context, handle = self._contexts.get(device) or self._primary_context(device)
+        if self._forked:
+            self.check_process()
         status, current = self._current_context()  # without _check: every execute comes here
         if not status and int(current) == handle:
-            self.check_process()
             return None
         current = self._check("CtxGetCurrent")
         self._check("CtxSetCurrent", context)
@@ -112,6 +113,8 @@ class CudaRuntime(Runtime):
 
     def capture_id(self, stream: int) -> int:
         """Number of the capture that the stream takes part in, unique in the process; 0 for none."""
+        if self._forked:
+            self.check_process()
         status, capturing = self._capture_status(stream)  # likewise
         return super().capture_id(stream) if status or capturing else 0
 
