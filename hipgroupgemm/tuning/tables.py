@@ -18,6 +18,7 @@ FEW, WIDE = 5, 0.2
 _READABLE = 24  # columns of a terminal that a name should have, if it is that long
 _LEAST = 12
 _GAP = 2  # blanks between two columns
+_TILE = re.compile(r"MT\d+x\d+(?:x\d+)*|\d+x\d+(?:x\d+)*")  # the macro tile tells kernels apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +78,18 @@ def _fitting(name: str, common: Sequence[str], width: int) -> str:
             break
         left = ["…" if one == part else one for one in left]
         name = re.sub("_?…[_…]*", "…", "_".join(left))
-    half = (width - 1) // 2
-    return name if len(name) <= width else f"{name[:half]}…{name[len(name) - (width - 1 - half) :]}"
+    return name if len(name) <= width else _cut(name, width)
+
+
+def _cut(name: str, width: int) -> str:
+    """A name that fits: both ends, and the macro tile between them where it would be lost."""
+    found = sorted(_TILE.findall(name), key=lambda text: not text.startswith("MT"))
+    for tile in ("", *(f"{text}…" for text in found[:1])):
+        room = max(width - 1 - len(tile), 0)
+        cut = f"{name[: room // 2]}…{tile}{name[len(name) - (room - room // 2) :]}"
+        if not found or found[0] in cut:
+            return cut
+    return cut
 
 
 def noise_text(median: float | None, p10: float | None, p90: float | None, samples: int) -> str:
