@@ -8,44 +8,44 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.measure.check import CheckCounts, CheckResult, Products, Sample, check_result_of, draw_sample, host_integers, products_of
-from hipgroupgemm.measure.layouts import Layout, layouts_of, operand_std, poison_byte
+from hipgroupgemm.measure.layouts import Layout, layouts_of
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.operands.dtypes import dtype_of
-from hipgroupgemm.operands.views import ArrayView, Device, packed_strides
+from hipgroupgemm.operands.views import ArrayView, Device, numpy_view, packed_strides
 
 __all__ = ["Harness", "Memory", "OperandSet"]
 
 Array = np.ndarray[Any, Any]
 
 
-class Memory(Protocol):
+class Memory:
     """Memory of a harness: `ptr` is its address, aligned to 16 bytes at least, 0 once it is free. The last reference frees it as well."""
 
-    ptr: int
-    nbytes: int
+    def __init__(self, ptr: int, nbytes: int, free: Callable[[], object]) -> None:
+        self.ptr, self.nbytes = ptr, nbytes
+        self._free = weakref.finalize(self, free)
+        self._free.atexit = False
 
     def free(self) -> None:
         """Frees it. A second call does nothing."""
+        self.ptr = 0
+        self._free()
 
 
 @dataclasses.dataclass(eq=False)
 class OperandSet:
-    """Operands of one config in a harness's memory. They are the harness's: `Harness.release` or `Harness.close` frees them.
-
-    Attributes:
-        config: what they are laid out for. layouts: by name, see `layouts_of`.
-        pointers: addresses of first elements by name; 0 for what has no elements.
-        memory: the harness's own.
-    """
+    """Operands of one config in a harness's memory, by name: layouts, addresses of first elements (0 where there are none) and the memory
+    itself, which goes with the last reference, or with `Harness.release` or `Harness.close`."""
 
     config: GroupedGemmConfig
     layouts: dict[str, Layout]
@@ -85,19 +85,9 @@ class Harness(abc.ABC):
         self._live: weakref.WeakSet[Memory] = weakref.WeakSet()
         self._rooflines: dict[str, Roofline | None] = {}
 
-    # ---- what a device has to have -----------------------------------------------------------------------------------------
-
     @abc.abstractmethod
     def _allocate(self, nbytes: int) -> Memory:
         """Memory, not initialised."""
-
-    @abc.abstractmethod
-    def _read(self, address: int, nbytes: int) -> Array:
-        """A copy of bytes on the host. Waits."""
-
-    @abc.abstractmethod
-    def _write(self, address: int, values: Array) -> None:
-        """Copies a packed host array there. Waits."""
 
     @abc.abstractmethod
     def set_bytes(self, address: int, value: int, nbytes: int) -> None:
@@ -105,7 +95,7 @@ class Harness(abc.ABC):
 
     @abc.abstractmethod
     def copy_bytes(self, target: int, source: int, nbytes: int) -> None:
-        """Copies within the harness's memory, in the stream's order."""
+        """Copies to, from or within the harness's memory, in the stream's order."""
 
     @abc.abstractmethod
     def _scatter(self, layout: Layout, address: int, numbers: Array) -> None:
@@ -129,18 +119,15 @@ class Harness(abc.ABC):
 
     @abc.abstractmethod
     def time(self, call: Callable[[], object]) -> float:
-        """Runs `call` once and waits for it; milliseconds between two events around it, or of the host's clock on a CPU.
-
-        On a GPU call `flush` before, without waiting: its work hides the host's own time for launching.
-        """
+        """Runs `call` once and waits for it; milliseconds between two events around it, or of the host's clock on a CPU. On a GPU call
+        `flush` before, without waiting: its work hides the host's own time for launching."""
 
     @abc.abstractmethod
     def flush(self) -> None:
         """Drives the operands out of the caches, so that every timed call starts as cold as the others. On a GPU returns at once."""
 
-    @abc.abstractmethod
-    def synchronize(self) -> None:
-        """Waits for the stream; raises what failed on it."""
+    def synchronize(self) -> None:  # noqa: B027
+        """Waits for the stream; raises what failed on it. Nothing on a CPU."""
 
     @abc.abstractmethod
     def free_bytes(self) -> int:
@@ -150,7 +137,18 @@ class Harness(abc.ABC):
     def peak_bytes(self, call: Callable[[], object]) -> int:
         """Runs `call` and waits for it; the most bytes that it held beyond what was allocated before."""
 
-    # ---- operands ----------------------------------------------------------------------------------------------------------
+    def _read(self, address: int, nbytes: int) -> Array:
+        """A copy of bytes on the host. Waits."""
+        host = np.empty(nbytes, np.uint8)
+        if nbytes:
+            self.copy_bytes(host.ctypes.data, address, nbytes)
+            self.synchronize()
+        return host
+
+    def _write(self, address: int, values: Array) -> None:
+        """Copies a packed host array there. Waits."""
+        self.copy_bytes(address, values.ctypes.data, values.nbytes)
+        self.synchronize()
 
     def _make(self, nbytes: int) -> Memory:
         """Memory that `close` frees at the latest."""
@@ -159,17 +157,13 @@ class Harness(abc.ABC):
         return memory
 
     def operands(self, config: GroupedGemmConfig, *, seed: int, copies: int = 1) -> list[OperandSet]:
-        """Fresh operands for a config: its own ragged extent, strides, alignments and types, normal random numbers, out poisoned.
-
-        What the strides skip, and guards before and behind each operand, is NaN.
+        """Fresh operands for a config: its own ragged extent, strides, alignments and types, normal random numbers, out poisoned; what the
+        strides skip, and guards before and behind each operand, is NaN. Raises MemoryError where there is no room.
 
         Args:
             config: the problem. seed: of the numbers.
             copies: sets wanted at the most, so that calls in turn find none of their inputs in a cache. Only one is made where the inputs
                 do not fit the caches anyway. All sets share one out.
-
-        Raises:
-            MemoryError: the device has not room for them.
         """
         layouts = layouts_of(config)
         inputs = sum(layout.nbytes for name, layout in layouts.items() if name != "out")
@@ -191,10 +185,11 @@ class Harness(abc.ABC):
         """Fills inputs with random numbers, NaN around them."""
         for name in operands.inputs:
             layout, memory = operands.layouts[name], operands.memory[name]
-            self.set_bytes(memory.ptr, poison_byte(layout.dtype), memory.nbytes)
+            self.set_bytes(memory.ptr, layout.poison, memory.nbytes)
             if layout.size:
                 wide = rng.standard_normal(min(layout.size, self.table), np.float64 if layout.dtype == np.float64 else np.float32)
-                wide *= wide.dtype.type(operand_std(operands.config, name))
+                if name == "rhs" and operands.layouts["out"].dtype.itemsize == 1:  # so that results fit into 8 bits
+                    wide *= max(1 / math.sqrt(max(operands.config.k, 1)), 2.0**-6)
                 self._scatter(layout, operands.pointers[name], wide.astype(layout.dtype, copy=False))
 
     def renew(self, operands: OperandSet, *, seed: int) -> None:
@@ -232,11 +227,7 @@ class Harness(abc.ABC):
         group_offset: int | ArrayView = 0,
         ends: bool = False,
     ) -> Arguments:
-        """What an executable is given to run on the operands; None takes the config's alpha or beta.
-
-        Raises:
-            ValueError: beta is 0 where the config's is not, or the other way round: c would be missing.
-        """
+        """What an executable is given to run on the operands; None takes the config's alpha or beta, which may not come or go."""
         config = _with_scalars(operands.config, alpha, beta)
         return Arguments(config, dict(operands.pointers), sizes, ends, group_offset, tail, "none", self.stream)
 
@@ -251,16 +242,15 @@ class Harness(abc.ABC):
 
     def poison(self, operands: OperandSet, fill: int | None = None) -> None:
         """Fills out, its gaps and guards included, with NaN, or with a byte."""
-        memory = operands.memory["out"]
-        self.set_bytes(memory.ptr, _fill_byte(operands, fill), memory.nbytes)
+        memory, nan = operands.memory["out"], operands.layouts["out"].poison
+        self.set_bytes(memory.ptr, nan if fill is None else fill, memory.nbytes)
 
     def values(self, operands: OperandSet, name: str = "out") -> Array:
         """A packed copy of an operand's elements on the host, (group, batch, row, column). Waits."""
         layout = operands.layouts[name]
-        packed: Array = layout.elements(self._read(operands.pointers[name], layout.reach)).copy("C")
+        held = self._read(operands.pointers[name], layout.reach)
+        packed: Array = numpy_view(held.ctypes.data, layout.shape, layout.byte_strides, layout.dtype).copy("C")
         return packed
-
-    # ---- results -----------------------------------------------------------------------------------------------------------
 
     def check(
         self,
@@ -288,15 +278,12 @@ class Harness(abc.ABC):
             fill: the byte that `poison` filled out with, None for NaN.
             without: a group, counted from `group_offset` on, of which nothing is compared; its elements must not be NaN, though.
 
-        Returns:
-            A CheckResult. Its error is infinite where NaN or infinities were computed that are not right.
-
-        Raises:
-            ValueError: sizes that are negative, sum past the ragged extent, or have another shape than the config says.
+        The error is infinite where NaN or infinities were computed that are not right. Raises ValueError for sizes that do not fit.
         """
         products = products_of(_with_scalars(operands.config, alpha, beta), host_sizes, group_offset, without)
         sample = draw_sample(products, seed, self.budget if budget is None else budget)
-        return check_result_of(products, self._check(operands, products, sample, tail, _fill_byte(operands, fill)), sample.checked)
+        seen = self._check(operands, products, sample, tail, operands.layouts["out"].poison if fill is None else fill)
+        return check_result_of(products, seen, sample.checked)
 
     def snapshot(self, operands: OperandSet) -> Memory:
         """A copy of out as it is when the stream comes to it; `free` it."""
@@ -332,7 +319,3 @@ class Harness(abc.ABC):
 
 def _with_scalars(config: GroupedGemmConfig, alpha: float | None, beta: float | None) -> GroupedGemmConfig:
     return config.with_scalars(config.alpha if alpha is None else float(alpha), config.beta if beta is None else float(beta))
-
-
-def _fill_byte(operands: OperandSet, fill: int | None) -> int:
-    return poison_byte(operands.layouts["out"].dtype) if fill is None else fill

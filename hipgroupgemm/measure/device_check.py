@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.measure.check import Products, Sample, describe_element
+from hipgroupgemm.measure.check import Products, Sample, Wrong
 from hipgroupgemm.measure.layouts import Layout
 
-__all__ = ["CHECK_ARGUMENTS", "CHECK_TILE", "COUNTS", "MEMORY_ARGUMENTS", "TENSOR", "TYPES", "tensor_of", "tiles_of", "walk_axes"]
+__all__ = [
+    "CHECK_ARGUMENTS", "CHECK_TILE", "COUNTS", "MEMORY_ARGUMENTS", "TENSOR", "TYPES", "first_wrong", "tensor_of", "tiles_of", "walk_axes",
+    "walk_units",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 
@@ -23,41 +26,22 @@ _KEPT, _ROWS_INSIDE = 1, 2  # flags
 _NOWHERE = (1 << 64) - 1
 
 
+def _struct(fields: str, **kinds: Any) -> np.dtype[Any]:
+    """A struct of the fields "names:type, names:type"."""
+    parts = [part.split(":") for part in fields.split(",")]
+    return np.dtype([(name, kinds.get(kind, kind)) for names, kind in parts for name in names.split()])
+
+
 # Tests compare the compiler's own offsets with these.
-COUNTS = np.dtype(
-    [
-        ("count", "<u8"), ("wrong", "<u8"), ("first", "<u8"), ("got", "<f8"), ("wanted", "<f8"), ("bound", "<f8"),
-        ("square_error", "<f8"), ("square_norm", "<f8"), ("unwritten", "<u8"), ("nan", "<u8"), ("first_nan", "<u8"), ("worst", "<f8"),
-    ]
-)  # fmt: skip
-TENSOR = np.dtype(
-    [
-        ("base", "<u8"), ("group_stride", "<i8"), ("batch_stride", "<i8"), ("row_stride", "<i8"), ("column_stride", "<i8"),
-        ("type", "<i4"), ("aligned", "<i4"),
-    ]
-)  # fmt: skip
-CHECK_TILE = np.dtype(
-    [
-        ("first", "<i8"), ("k_first", "<i8"), ("k_end", "<i8"), ("accumulation", "<f8"),
-        ("batch", "<i4"), ("group", "<i4"), ("count", "<i4"), ("zero", "<i4"),
-    ]
-)  # fmt: skip
-CHECK_ARGUMENTS = np.dtype(
-    [
-        ("lhs", TENSOR), ("rhs", TENSOR), ("out", TENSOR), ("c", TENSOR), ("bias", TENSOR),
-        ("groups", "<i8"), ("batches", "<i8"), ("rows", "<i8"), ("columns", "<i8"),
-        ("tiles", "<u8"), ("tile_count", "<i8"), ("row_list", "<u8"), ("column_list", "<u8"), ("column_count", "<i8"),
-        ("covered", "<u8"), ("findings", "<u8"), ("poison", "<u8"),
-        ("alpha", "<f8"), ("beta", "<f8"), ("rounding", "<f8"), ("smallest", "<f8"), ("scaled", "<f8"),
-        ("flags", "<u4"), ("zero", "<u4"),
-    ]
-)  # fmt: skip
-MEMORY_ARGUMENTS = np.dtype(
-    [
-        ("base", "<u8"), ("other", "<u8"), ("extent", "<i8", 4), ("stride", "<i8", 4), ("count", "<i8"), ("first", "<i8"), ("skip", "<i8"),
-        ("findings", "<u8"), ("bytes", "<i4"), ("poison", "<u4"),
-    ]
-)  # fmt: skip
+COUNTS = _struct("count wrong first:u8, got wanted bound square_error square_norm:f8, unwritten nan first_nan:u8, worst:f8")
+TENSOR = _struct("base:u8, group_stride batch_stride row_stride column_stride:i8, type aligned:i4")
+CHECK_TILE = _struct("first k_first k_end:i8, accumulation:f8, batch group count zero:i4")
+CHECK_ARGUMENTS = _struct(
+    "lhs rhs out c bias:tensor, groups batches rows columns:i8, tiles:u8, tile_count:i8, row_list column_list:u8, column_count:i8,"
+    "covered findings poison:u8, alpha beta rounding smallest scaled:f8, flags zero:u4",
+    tensor=TENSOR,
+)
+MEMORY_ARGUMENTS = _struct("base other:u8, extent stride:4i8, count first skip:i8, findings:u8, bytes:i4, poison:u4")
 
 
 def walk_axes(layout: Layout) -> tuple[list[int], list[int]]:
@@ -102,9 +86,8 @@ def tiles_of(products: Products, sample: Sample) -> Array:
     return tiles
 
 
-def first_wrong(products: Products, counts: Array) -> str:
-    """The first wrong element of all blocks' counts in words, "" where there is none."""
+def first_wrong(counts: Array) -> Wrong | None:
+    """The first wrong element of all blocks' counts."""
     part = counts[int(counts["first"].argmin())]
-    if int(part["first"]) == _NOWHERE:
-        return ""
-    return describe_element(products.config, int(part["first"]), float(part["got"]), float(part["wanted"]), float(part["bound"]))
+    found = Wrong(int(part["first"]), float(part["got"]), float(part["wanted"]), float(part["bound"]))
+    return None if found.place == _NOWHERE else found

@@ -14,8 +14,7 @@ from hipgroupgemm import native
 from hipgroupgemm.backends.device_kernels import THREADS, kernel_headers
 from hipgroupgemm.measure import device_check as dc
 from hipgroupgemm.measure.base import Array, Harness, Memory, OperandSet
-from hipgroupgemm.measure.check import CheckCounts, Products, Sample, place_of
-from hipgroupgemm.measure.host_check import check_arrays
+from hipgroupgemm.measure.check import CheckCounts, Products, Sample, check_arrays
 from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.operands.views import Device
@@ -52,29 +51,6 @@ class CheckKernels:
         self._runtime.launch(self._module.get_function(name), (grid, 1, 1), (THREADS, 1, 1), 0, stream, parameters)
 
 
-class _DeviceMemory:
-    def __init__(self, runtime: Runtime, device: int, nbytes: int) -> None:
-        self.runtime, self.device, self.nbytes, self.ptr = runtime, device, nbytes, 0
-        try:
-            self.ptr = runtime.malloc_plain(nbytes, device)
-        except MemoryError:
-            if not default_allocator(runtime).trim(device):
-                raise
-            self.ptr = runtime.malloc_plain(nbytes, device)
-
-    def free(self) -> None:
-        """Frees now, waiting for the device."""
-        ptr, self.ptr = self.ptr, 0
-        if ptr:
-            with contextlib.suppress(RuntimeError):  # after a fault of the device, which has been said
-                self.runtime.free_plain(ptr, self.device)
-
-    def __del__(self) -> None:
-        if getattr(self, "ptr", 0):
-            with contextlib.suppress(Exception):  # the device may be gone, this a forked process, or the interpreter at its end
-                self.free()
-
-
 class DeviceHarness(Harness):
     """Operands in device memory, times by events, results checked by a kernel; see `Harness`.
 
@@ -103,8 +79,6 @@ class DeviceHarness(Harness):
         self._trash: Memory | None = None
         self._trash_counts: Memory | None = None
         self._closed = False
-
-    # ---- kernels -----------------------------------------------------------------------------------------------------------
 
     def _launch(self, name: str, arguments: Array, grid: int) -> None:
         with self.runtime.use_device(self._index):
@@ -142,21 +116,20 @@ class DeviceHarness(Harness):
         _, arguments["findings"] = self._bring([], grid)
         return int(self._counts(name, arguments, grid)["count"].sum())
 
-    # ---- memory ------------------------------------------------------------------------------------------------------------
+    def _allocate(self, nbytes: int) -> Memory:
+        runtime, index = self.runtime, self._index
+        try:
+            ptr = runtime.malloc_plain(nbytes, index)
+        except MemoryError:
+            if not default_allocator(runtime).trim(index):
+                raise
+            ptr = runtime.malloc_plain(nbytes, index)
 
-    def _allocate(self, nbytes: int) -> _DeviceMemory:
-        return _DeviceMemory(self.runtime, self._index, nbytes)
+        def free() -> None:
+            with contextlib.suppress(RuntimeError):  # after a fault of the device, which has been said
+                runtime.free_plain(ptr, index)
 
-    def _read(self, address: int, nbytes: int) -> Array:
-        host = np.empty(nbytes, np.uint8)
-        if nbytes:
-            self.copy_bytes(host.ctypes.data, address, nbytes)
-            self.synchronize()
-        return host
-
-    def _write(self, address: int, values: Array) -> None:
-        self.copy_bytes(address, values.ctypes.data, values.nbytes)
-        self.synchronize()
+        return Memory(ptr, nbytes, free)
 
     def set_bytes(self, address: int, value: int, nbytes: int) -> None:
         """A memset in the stream's order."""
@@ -197,8 +170,6 @@ class DeviceHarness(Harness):
         call()
         self.synchronize()
         return max(before - self.runtime.memory_info(self._index)[0], 0)
-
-    # ---- results -----------------------------------------------------------------------------------------------------------
 
     def _check(self, operands: OperandSet, products: Products, sample: Sample, tail: str, fill: int) -> CheckCounts:
         layouts, small = operands.layouts, operands.nbytes <= _ON_HOST
@@ -241,16 +212,14 @@ class DeviceHarness(Harness):
             found = self._counts("hgg_judge", arguments, grid)
             seen.compared, seen.wrong = int(found["count"].sum()), int(found["wrong"].sum())
             seen.square_error, seen.square_norm = float(found["square_error"].sum()), float(found["square_norm"].sum())
-            seen.where, seen.worst = dc.first_wrong(products, found), float(found["worst"].max())
+            seen.first, seen.worst = dc.first_wrong(found), float(found["worst"].max())
             overflowed = bool(seen.wrong and np.isinf(found["got"]).any())
         found = self._counts("hgg_inspect", arguments, inspect_grid)
-        seen.uncovered, seen.where_uncovered = int(found["wrong"].sum()), dc.first_wrong(products, found)
-        seen.unwritten, seen.nan = int(found["unwritten"].sum()), int(found["nan"].sum())
-        if seen.unwritten or seen.nan:
-            seen.first_nan = place_of(config, int(found["first_nan"].min()))
+        seen.uncovered, seen.first_uncovered = int(found["wrong"].sum()), dc.first_wrong(found)
+        seen.unwritten, seen.nan, seen.first_nan = (
+            int(x) for x in (found["unwritten"].sum(), found["nan"].sum(), found["first_nan"].min())
+        )
         return seen, overflowed
-
-    # ---- time --------------------------------------------------------------------------------------------------------------
 
     def time(self, call: Callable[[], object]) -> float:
         """Milliseconds between two events on the stream."""

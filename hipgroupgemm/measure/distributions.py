@@ -11,8 +11,8 @@ import numpy as np
 from hipgroupgemm.measure.workloads import MoEShape, Sizes
 
 __all__ = [
-    "DISTRIBUTIONS", "DistributionError", "balanced_sizes", "check_group_sizes", "dirichlet_sizes", "group_size_vectors",
-    "group_sizes_of", "read_group_sizes", "scale_group_sizes", "zipf_sizes",
+    "DISTRIBUTIONS", "DistributionError", "balanced_sizes", "dirichlet_sizes", "group_size_vectors", "group_sizes_of", "read_group_sizes",
+    "scale_group_sizes", "zipf_sizes",
 ]  # fmt: skip
 
 DISTRIBUTIONS = ("balanced", "zipf", "dirichlet")
@@ -75,30 +75,20 @@ def group_size_vectors(distribution: str, whole: MoEShape, shape: MoEShape, seed
         if not path.exists():
             raise ValueError(f"{distribution!r}: wanted {', '.join(DISTRIBUTIONS)} or a file, and there is no such file")
         vectors = read_group_sizes(path, whole.e)
-        names = [path.name if len(vectors) == 1 else f"{path.name}[{index}]" for index in range(len(vectors))]
-        sizes = [check_group_sizes(vector, whole, name) for vector, name in zip(vectors, names, strict=True)]
+        for index, vector in enumerate(vectors):
+            name = path.name if len(vectors) == 1 else f"{path.name}[{index}]"
+            label, total = whole.label or "the shape", int(vector.sum())
+            if vector.size != whole.e:
+                raise ValueError(f"{name}: has {vector.size} sizes, but {label} has E = {whole.e} groups")
+            if total > whole.m:
+                raise ValueError(f"{name}: the sizes sum to {total}, but {label} has only M = {whole.m} rows")
     except (ValueError, OSError) as error:
         raise DistributionError(str(error)) from error
     name = f"./{path.name}" if path.name in DISTRIBUTIONS else path.name  # real sizes are not to pass for drawn ones
-    return name, [scale_group_sizes(one, shape.scale) for one in sizes]
+    return name, [scale_group_sizes(one, shape.scale) for one in vectors]
 
 
-def check_group_sizes(sizes: Any, shape: MoEShape, name: str = "group_sizes") -> Sizes:
-    """`sizes` as (E,) int32 if they fit the shape; raises ValueError naming what does not."""
-    array, shape_name = np.asarray(sizes), shape.label or "the shape"
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(f"{name}: got {array.dtype} of shape {array.shape}, wanted a vector of integers")
-    if array.size != shape.e:
-        raise ValueError(f"{name}: has {array.size} sizes, but {shape_name} has E = {shape.e} groups")
-    if (array < 0).any():
-        raise ValueError(f"{name}: group {array.argmin()} has size {array.min()}, wanted at least 0")
-    total = sum(array.tolist())
-    if total > shape.m:
-        raise ValueError(f"{name}: the sizes sum to {total}, but {shape_name} has only M = {shape.m} rows")
-    return array.astype(np.int32)
-
-
-def scale_group_sizes(sizes: Sizes, scale: int) -> Sizes:
+def scale_group_sizes(sizes: np.ndarray[Any, Any], scale: int) -> Sizes:
     """Real sizes for a shape that was scaled down: every group's end is divided by `scale` and rounded down.
 
     The sum of the scaled sizes is the rounded-down scaled sum, empty groups stay empty, and groups smaller than `scale` may become so.
@@ -119,7 +109,7 @@ def read_group_sizes(path: str | Path, experts: int | None = None) -> list[np.nd
 
     Raises:
         OSError: the file can't be read.
-        ValueError: it holds something else; the text says where, and what to do.
+        ValueError: it holds something else; the text says where.
     """
     path = Path(path)
     if path.is_dir():
@@ -154,9 +144,8 @@ def _npy_rows(path: Path) -> list[Any]:
         data.close()
         raise ValueError(f"{path}: is an archive of arrays; write the sizes alone: {_SAVE}")
     if data.dtype.kind not in "iu" or data.ndim not in (1, 2):
-        raise ValueError(
-            f"{path}: holds {data.dtype} of shape {data.shape}, wanted integers of shape (E,) or (vectors, E); write it with {_SAVE}"
-        )
+        what = f"holds {data.dtype} of shape {data.shape}, wanted integers of shape (E,) or (vectors, E)"
+        raise ValueError(f"{path}: {what}; write it with {_SAVE}")
     return list(np.atleast_2d(data).tolist())
 
 

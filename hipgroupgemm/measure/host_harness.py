@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.measure.base import Array, Harness, OperandSet
-from hipgroupgemm.measure.check import CheckCounts, Products, Sample
+from hipgroupgemm.measure.base import Array, Harness, Memory, OperandSet
+from hipgroupgemm.measure.check import CheckCounts, Products, Sample, check_arrays, differing, digest_of, touched_bytes
 from hipgroupgemm.measure.environment import blas_threads, busy_note, load_average
-from hipgroupgemm.measure.host_check import check_arrays, differing, digest_of, touched_bytes
 from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.operands.dtypes import compute_type_of
@@ -27,16 +26,6 @@ __all__ = ["HostHarness"]
 
 _MEBI = 1 << 20
 _PRODUCT, _COPY = 1536, 128 * _MEBI  # extents and bytes of what the roofline is measured by
-
-
-class _HostMemory:
-    def __init__(self, nbytes: int) -> None:
-        self.buffer: Array | None = np.empty(nbytes + 16, np.uint8)
-        self.nbytes = nbytes
-        self.ptr = self.buffer.ctypes.data + -self.buffer.ctypes.data % 16
-
-    def free(self) -> None:
-        self.ptr, self.buffer = 0, None
 
 
 class HostHarness(Harness):
@@ -56,14 +45,10 @@ class HostHarness(Harness):
         if self.note and self._settings.enter_context(blas_threads(1)):
             self.note += " BLAS was given one thread for that reason."
 
-    def _allocate(self, nbytes: int) -> _HostMemory:
-        return _HostMemory(nbytes)
-
-    def _read(self, address: int, nbytes: int) -> Array:
-        return np.array(_bytes(address, nbytes))
-
-    def _write(self, address: int, values: Array) -> None:
-        ctypes.memmove(address, values.ctypes.data, values.nbytes)
+    def _allocate(self, nbytes: int) -> Memory:
+        held = [np.empty(nbytes + 16, np.uint8)]
+        start = held[0].ctypes.data
+        return Memory(start + -start % 16, nbytes, held.clear)
 
     def set_bytes(self, address: int, value: int, nbytes: int) -> None:
         """A memset."""
@@ -97,9 +82,6 @@ class HostHarness(Harness):
     def flush(self) -> None:
         """Writes more than the last-level cache holds."""
         np.add(self._trash, 1, out=self._trash)
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
 
     def free_bytes(self) -> int:
         """Memory that the system says is available."""

@@ -12,7 +12,7 @@ import numpy as np
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.dtypes import DTYPES
 
-__all__ = ["GUARD", "Layout", "layouts_of", "operand_std", "poison_byte", "spans"]
+__all__ = ["GUARD", "Layout", "layouts_of", "spans"]
 
 GUARD = 256
 """Bytes before and behind every operand that belong to nobody: poisoned, and those of out looked at after each run."""
@@ -49,29 +49,25 @@ class Layout:
     @property
     def reach(self) -> int:
         """Bytes from the first to past the last element; 0 without elements."""
-        if 0 in self.shape:
-            return 0
-        return sum((extent - 1) * stride for extent, stride in zip(self.shape, self.byte_strides, strict=True)) + self.dtype.itemsize
+        last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.byte_strides, strict=True))
+        return last + self.dtype.itemsize if self.size else 0
 
     @property
     def offset(self) -> int:
         """Bytes from the start of the buffer, which is aligned to 16, to the first element."""
         inner = 2 if self.strides[2] < self.strides[3] else 3  # this one does not count
         used = [self.byte_strides[axis] for axis in range(4) if axis != inner and self.shape[axis] > 1]
-        by_strides = math.gcd(16, *used)
-        return GUARD + (self.alignment if self.alignment < min(by_strides, 16) else 0)
+        return GUARD + (self.alignment if self.alignment < math.gcd(16, *used) else 0)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole buffer: a guard, the elements and what lies between them, a guard."""
         return self.offset + self.reach + GUARD
 
-    def elements(self, buffer: np.ndarray[Any, Any], offset: int = 0) -> np.ndarray[Any, Any]:
-        """The elements in a buffer of bytes, the first of them `offset` bytes into it, as (group, batch, row, column)."""
-        if not self.size:
-            return np.empty(self.shape, self.dtype)
-        found: np.ndarray[Any, Any] = np.ndarray(self.shape, self.dtype, buffer.data, offset, self.byte_strides)
-        return found
+    @property
+    def poison(self) -> int:
+        """The byte that makes an element NaN when all its bytes are this."""
+        return 0x80 if self.dtype.name.endswith("fnuz") else 0xFF
 
 
 def layouts_of(config: GroupedGemmConfig) -> dict[str, Layout]:
@@ -94,27 +90,10 @@ def layouts_of(config: GroupedGemmConfig) -> dict[str, Layout]:
     return found
 
 
-def poison_byte(dtype: np.dtype[Any]) -> int:
-    """The byte that makes an element NaN when all its bytes are this."""
-    return 0x80 if dtype.name.endswith("fnuz") else 0xFF
-
-
-def operand_std(config: GroupedGemmConfig, name: str) -> float:
-    """Standard deviation of an operand's random numbers: 1, but rhs's is less where results go into 8 bits, so that they fit."""
-    if name == "rhs" and DTYPES[config.type_d].itemsize == 1:
-        return max(1 / math.sqrt(max(config.k, 1)), 2.0**-6)
-    return 1.0
-
-
 def spans(layout: Layout, chosen: Mapping[int, tuple[int, int]]) -> list[tuple[int, int]]:
-    """The runs of bytes, (offset from the first element, length), that hold a part of an operand and no other element of it.
-
-    Args:
-        layout: of the operand. chosen: first and one-past-last index along some axes; the others are taken whole.
-
-    Returns:
-        The runs; none where the axes do not lie inside each other in memory, or where there would be too many.
-    """
+    """The runs of bytes, (offset from the first element, length), that hold a part of an operand and no other element of it; none where the
+    axes do not lie inside each other in memory, or where there would be too many. `chosen`: first and one-past-last index along some axes;
+    the others are taken whole."""
     axes = [(*axis, *chosen.get(i, (0, axis[1]))) for i, axis in enumerate(zip(layout.byte_strides, layout.shape, strict=True))]
     if any(stop <= start for _, _, start, stop in axes):
         return []

@@ -1,25 +1,31 @@
-"""The group sizes that tuning runs with: the balanced seed or the user's own, and adversarial ones that only verify.
+"""The group sizes that tuning runs with: the balanced seed or the user's own; and the size sets that candidates have to be right on.
 
 Random integers are never used: they mostly sum past the ragged extent, and a kernel tuned on them is tuned on nothing that a router does.
 """
 
 from __future__ import annotations
 
+import bisect
 import collections
-from collections.abc import Sequence
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
+from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode, capacity_of
 from hipgroupgemm.measure.check import host_integers
+from hipgroupgemm.measure.layouts import layouts_of
 from hipgroupgemm.operands.arrays import view_of
-from hipgroupgemm.operands.views import host_array
+from hipgroupgemm.operands.views import CPU, Device, host_array
 from hipgroupgemm.problem.groups import scan
 from hipgroupgemm.runtime import get_runtime
 from hipgroupgemm.store.records import SEED, USER
 
-__all__ = ["adversarial_sizes", "origin_of", "per_batch", "seed_sizes", "size_class", "size_class_of", "size_samples"]
+__all__ = [
+    "SizeSet", "adversarial_sizes", "origin_of", "per_batch", "seed_sizes", "size_class", "size_class_of", "size_samples", "size_sets",
+]  # fmt: skip
 
 Sizes = np.ndarray[Any, np.dtype[Any]]
 
@@ -48,10 +54,7 @@ def size_samples(group_sizes: Any, config: GroupedGemmConfig) -> list[Sizes]:
             where the config has sizes a batch entry; host or device, any integer type. None for the balanced seed.
         config: what they are sizes of.
 
-    Raises:
-        TypeError: no integers, or shapes that do not fit.
-        ValueError: no sample at all, no row in any of them, a negative size, or sizes that sum past the ragged extent; the text says
-            which.
+    Raises TypeError or ValueError, saying what is wrong with them.
     """
     if group_sizes is None:
         return [seed_sizes(config)]
@@ -130,17 +133,11 @@ def _host(value: Any, name: str) -> Any:
 
 
 def adversarial_sizes(m: int, groups: int) -> dict[str, Sizes]:
-    """Group sizes, `(groups,)` int32 each (int64 where they are larger), that wrong kernels give themselves away with.
+    """Group sizes for `m` rows, `(groups,)` int32 each (int64 where they are larger), that wrong kernels give themselves away with.
 
-    Args:
-        m: the ragged extent. groups: how many there are.
-
-    Returns:
-        By name:
-        "borders": all rows, in groups of one row, of one more than a tile and of one less than two, the rest in the last group;
-        "short": the same for five eighths of the rows, so that no group covers the tail;
-        "many_empty": about three of four groups empty, the first and the last among them, and the tail uncovered;
-        "all_empty"; "one_group": the middle group takes all rows.
+    By name: "borders": all rows, in groups of one row, of one more than a tile and of one less than two, the rest in the last group;
+    "short": the same for five eighths of the rows, so that no group covers the tail; "many_empty": about three of four groups empty, the
+    first and the last among them, and the tail uncovered; "all_empty"; "one_group": the middle group takes all rows.
     """
     short = min(5 * m // 8 | 1, max(m - 1, 0))
     sparse, one = np.zeros((2, groups), np.int64)
@@ -172,12 +169,9 @@ def per_batch(sizes: Sizes, config: GroupedGemmConfig) -> Sizes:
 def size_class(sizes: Any, m: int) -> str:
     """The class of a distribution: what a result that was tuned on one vector of group sizes holds for.
 
-    "balanced": no group has more than 1.25 times the mean and one row, and the sizes sum to `m`. "sparse": otherwise, and more than half
-    of the groups are empty. "skewed": all others.
-
-    Args:
-        sizes: `(g,)` host integers, or `(batch, g)`, which are classed by the entry that is least balanced ("sparse" before "skewed").
-        m: the ragged extent; 0 in BATCH, where sizes are never read and all is balanced.
+    "balanced": no group has more than 1.25 times the mean and one row, and the sizes sum to `m`, the ragged extent (0 in BATCH, where all
+    is balanced). "sparse": otherwise, and more than half of the groups are empty. "skewed": all others. `(batch, g)` sizes are classed by
+    the entry that is least balanced ("sparse" before "skewed").
     """
     array = np.asarray(sizes, np.int64)
     if array.size == 0 or m == 0:
@@ -194,3 +188,137 @@ def size_class_of(samples: Sequence[Any], m: int) -> str:
     """The class of several samples: what most of them are; of equally many the less balanced one."""
     counts = collections.Counter(size_class(sample, m) for sample in samples)
     return max(("sparse", "skewed", "balanced"), key=lambda name: counts[name])
+
+
+_SCALARS = {  # name -> (alpha, beta where there is one); all are exact in every type
+    "borders": (1.0, 1.0),
+    "short": (-1.5, 0.5),
+    "many_empty": (0.5, 1.0),
+    "all_empty": (2.0, -1.5),
+    "one_group": (1.0, 1.0),
+}
+_IN_PLACE = ("borders", "many_empty")
+"""Sets that are run with c = out, where c's layout is out's: a kernel that writes a part before it has read all of c gives itself away."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SizeSet:
+    """Group sizes and scalars that candidates are checked with, and how they get them.
+
+    Attributes:
+        name: for a person. sizes: host integers. alpha, beta: of the calls; beta is 0 exactly where the config's is.
+        adversarial: for checking only; poison goes where these sizes read nothing.
+        group_offset: the first group that is computed. in_place: whether c is out.
+        config: the problem where it is not the tuning's own, but one of the same key. None else.
+        tail: of the calls. ends: whether they get end offsets. spaced: whether they get int64, with other numbers in between.
+        device_offset: whether the group offset lies on the device. filled: whether out holds numbers before the run, not NaN.
+        spoiled: a group, counted from `group_offset` on, whose rows and weights are NaN; the others' results are checked. None: none is.
+        wrong_sizes: what the device is given where those are wrong: `sizes` are these limited, and the fault is to be reported. None else.
+        once: whether equal bits of two runs are not asked for here.
+    """
+
+    name: str
+    sizes: Sizes
+    alpha: float = 1.0
+    beta: float = 0.0
+    adversarial: bool = False
+    group_offset: int = 0
+    in_place: bool = False
+    config: GroupedGemmConfig | None = None
+    tail: str = "zero"
+    ends: bool = False
+    spaced: bool = False
+    device_offset: bool = False
+    filled: bool = False
+    spoiled: int | None = None
+    wrong_sizes: Sizes | None = None
+    once: bool = False
+
+    def describe(self) -> str:
+        """The set in a few words."""
+        said = (
+            (True, f"alpha={self.alpha:g}"),
+            (self.beta, f"beta={self.beta:g}{', c is out' if self.in_place else ''}"),
+            (self.group_offset, f"group_offset={self.group_offset}{' on the device' if self.device_offset else ''}"),
+            (self.tail != "zero", f"tail={self.tail!r}"),
+            (self.spoiled is not None, f"group {self.spoiled} full of NaN"),
+            (self.ends, "end offsets"),
+            (self.spaced, "strided int64 sizes"),
+            (self.filled, "out full of numbers"),
+        )
+        return f"{self.name} ({', '.join(text for is_so, text in said if is_so)})"
+
+    def integers(self) -> Sizes:
+        """What lies in the device's memory."""
+        values = self.sizes if self.wrong_sizes is None else self.wrong_sizes
+        if self.ends:
+            ends = np.cumsum(values, axis=-1, dtype=np.int64)
+            values = ends.astype(np.int32) if (ends <= np.iinfo(np.int32).max).all() else ends
+        return values.astype(np.int64) if self.spaced else values
+
+
+def size_sets(config: GroupedGemmConfig, samples: Sequence[Sizes], device: Device = CPU) -> list[SizeSet]:
+    """The samples that are timed, then the adversarial sets of a config. In BATCH, whose sizes are never read, they hold garbage.
+
+    Host integers never reach a backend unchecked, and group offsets are then known: those on a device only where the device is one.
+    """
+    on, on_device = (1.0 if config.beta else 0.0), device.kind != "cpu"
+    names = ["tuning sizes"] if len(samples) == 1 else [f"tuning sizes, sample {index}" for index in range(len(samples))]
+    found = [SizeSet(name, sizes, beta=on) for name, sizes in zip(names, samples, strict=True)]
+    if config.ragged_mode is RaggedDotMode.BATCH:
+        garbage = np.where(np.arange(samples[0].size) % 2, np.iinfo(np.int32).max, -9).astype(np.int32).reshape(samples[0].shape)
+        return [*found, SizeSet("sizes that are not read", garbage, -1.5, 0.5 * on, adversarial=True, filled=True)]
+    layouts = layouts_of(config)
+    in_place = bool(config.beta) and layouts["c"] == layouts["out"]
+    rest = config.group_total - config.group_count
+    offsets = itertools.cycle((rest, 0, (rest + 1) // 2))
+    adversarial = {name: per_batch(sizes, config) for name, sizes in adversarial_sizes(config.ragged_extent, config.group_total).items()}
+    for name, sizes in adversarial.items():
+        alpha, beta = _SCALARS[name]
+        how: dict[str, Any] = {"spaced": name == "one_group", "in_place": in_place and name in _IN_PLACE}
+        how["device_offset"] = rest > 0 and on_device and name == "borders"
+        found.append(SizeSet(name, sizes, alpha, beta * on, adversarial=True, group_offset=next(offsets), **how))
+    found.append(_one_spoiled(config, adversarial["short"], on, next(offsets)))
+    if on_device and config.group_total and config.ragged_extent:
+        found.append(_wrong_sizes(config, adversarial["short"], on))
+    return [*found, *_other_extents(config, on)]
+
+
+def _one_spoiled(config: GroupedGemmConfig, sizes: Sizes, on: float, offset: int) -> SizeSet:
+    """One group is full of NaN, which must not come through to the others; end offsets, a kept tail, an out full of numbers."""
+    filled = np.flatnonzero(np.atleast_2d(sizes)[:, offset : offset + config.group_count].any(axis=0))
+    group = int(filled[filled.size // 2]) if filled.size > 1 else None
+    tail = "undefined" if config.ragged_mode is RaggedDotMode.NON_CONTRACTING else "zero"
+    name = "one_spoiled" if group is not None else "kept tail"
+    how: dict[str, Any] = {"tail": tail, "ends": True, "filled": True, "spoiled": group, "once": True}
+    return SizeSet(name, sizes, 1.0, on, True, group_offset=offset, **how)
+
+
+def _wrong_sizes(config: GroupedGemmConfig, sizes: Sizes, on: float) -> SizeSet:
+    """A negative size and one that runs past the end: limited, and reported."""
+    given, extent = sizes.astype(np.int64), config.ragged_extent
+    given[..., -1] = extent + 9
+    if config.group_total > 2:
+        given[..., 1] = -7
+    ends = np.minimum(np.cumsum(np.maximum(given, 0), axis=-1), extent)
+    limited = np.diff(ends, axis=-1, prepend=0)
+    narrow = np.int32 if extent + 9 <= np.iinfo(np.int32).max else np.int64
+    wrong = given.astype(narrow)
+    return SizeSet("wrong sizes, which are limited", limited.astype(narrow), 1.0, on, True, wrong_sizes=wrong, once=True)
+
+
+def _other_extents(config: GroupedGemmConfig, on: float) -> Iterator[SizeSet]:
+    """The smallest and the largest problem that a plan for this config's key serves, where they are not this one."""
+    extent, capacity = config.ragged_extent, config.capacity
+    least = bisect.bisect_left(range(capacity + 1), capacity, key=capacity_of)
+    for name, other in (("the smallest extent", least), ("the largest extent", capacity)):
+        if other == extent:
+            continue
+        smaller: dict[str, Any] = {"m" if config.ragged_mode is RaggedDotMode.NON_CONTRACTING else "k": other}
+        try:
+            problem = config.key() if other > extent else dataclasses.replace(config, **smaller)
+        except ValueError:  # a layout that has no such neighbour
+            continue
+        if problem.key() == config.key():
+            sizes = per_batch(adversarial_sizes(other, config.group_total)["borders"], config)
+            yield SizeSet(f"{name} of the same key, {other}", sizes, 1.0, on, True, config=problem, once=True)

@@ -54,10 +54,8 @@ def largest_finite(dtype: Any) -> float:
 
 
 def accumulation_bound(length: int, accumulate: Any = "float32") -> float:
-    """The factor on (|A| |B|) that bounds the error of a sum of `length` products, the smaller of gamma_n and gamma~_n above.
-
-    Infinite where neither says anything, that is for sums of more than about u^-2 products.
-    """
+    """The factor on (|A| |B|) that bounds the error of a sum of `length` products, the smaller of gamma_n and gamma~_n above; infinite
+    where neither says anything."""
     if length < 0:
         raise ValueError(f"length={length}: wanted at least 0")
     u = unit_roundoff(accumulate)
@@ -90,15 +88,8 @@ class Tolerance:
 
 
 def tolerance_for(output: Any, length: int, compute_type: str = "float32") -> Tolerance:
-    """The tolerance of products that sum `length` terms and are rounded once to the output type.
-
-    Args:
-        output: the output's element type.
-        length: the contracted extent; in CONTRACTING the size of the largest group. Each further addend (beta * c, a bias) counts as one.
-        compute_type: "float32", "float64" or "tf32", as in `GroupedGemmConfig`.
-
-    The check's own float64 accumulation is allowed for, so that float64 results are checked fairly too.
-    """
+    """The tolerance of products that sum `length` terms, further addends (beta * c, a bias) included, and are rounded once to the output
+    type. The check's own float64 accumulation is allowed for, so that float64 results are checked fairly too."""
     dtype = dtype_of(output, "output")
     accumulator = "float64" if compute_type == "float64" else "float32"
     u, smallest = _info(dtype.name)

@@ -9,10 +9,9 @@ from harness_contract import Case, case_list, offset_config
 
 import hipgroupgemm as hgg
 from hipgroupgemm.measure.harness import harness_for, layouts_of
-from hipgroupgemm.measure.inputs import SpoiledGroup, poison_unread, reads_of
 from hipgroupgemm.measure.layouts import spans
 from hipgroupgemm.measure.sizes import adversarial_sizes, origin_of, seed_sizes, size_class, size_class_of, size_samples
-from hipgroupgemm.measure.verify import size_sets
+from hipgroupgemm.measure.verify import fill_parts, group_parts, reads_of, size_sets, unread_parts
 
 EXTENTS = [(0, 0), (0, 3), (1, 1), (1, 5), (2, 1), (3, 9), (5, 2), (7, 3), (1002, 4), (640, 128), (100_000, 8), (130, 130), (129, 130)]
 
@@ -266,12 +265,13 @@ def test_poison_is_where_nothing_is_read_and_nowhere_else(case):
             if one.config is not None:
                 continue
             bench.renew(operands, seed=3)
-            poison_unread(bench, operands, reads_of(config, one.sizes, one.group_offset))
+            reads = reads_of(config, one.sizes, one.group_offset)
+            fill_parts(bench, operands, unread_parts(operands, reads))
             read = read_elements(config, one.sizes, one.group_offset)
             if one.spoiled is not None:
-                spoiled = SpoiledGroup(bench, operands, reads_of(config, one.sizes, one.group_offset), one.spoiled)
-                assert spoiled.possible
-                spoiled.poison()
+                spoiled, filled = group_parts(operands, reads, one.spoiled)
+                assert all(spans(operands.layouts[name], part) for name, part in filled) or not operands.layouts["out"].size
+                fill_parts(bench, operands, spoiled)
                 if config.ragged_mode is hgg.RaggedDotMode.NON_CONTRACTING:
                     read["rhs"][one.spoiled] = False
                 for name, rows in spoiled_rows(config, one).items():
