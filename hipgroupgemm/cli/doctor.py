@@ -150,16 +150,15 @@ def _nvidia_gpus(machine: Machine) -> list[tuple[str, str]]:
     """(name, compute capability or "") of every NVIDIA GPU, by the driver's library, else by its files."""
     driver = machine.load(_LIBCUDA)
     found: list[tuple[str, str]] = []
-    if driver is not None:
-        count = ctypes.c_int()
-        if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
-            for index in range(count.value):
-                name, major, minor = ctypes.create_string_buffer(128), ctypes.c_int(), ctypes.c_int()
-                driver.cuDeviceGetName(name, 128, index)
-                driver.cuDeviceGetAttribute(ctypes.byref(major), 75, index)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-                driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, index)
-                found.append((name.value.decode(errors="replace"), f"{major.value}.{minor.value}"))
-            return found
+    count = ctypes.c_int()
+    if driver is not None and driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
+        for index in range(count.value):
+            name, major, minor = ctypes.create_string_buffer(128), ctypes.c_int(), ctypes.c_int()
+            driver.cuDeviceGetName(name, 128, index)
+            driver.cuDeviceGetAttribute(ctypes.byref(major), 75, index)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+            driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, index)
+            found.append((name.value.decode(errors="replace"), f"{major.value}.{minor.value}"))
+        return found
     for file in machine.glob("/proc/driver/nvidia/gpus", "*/information"):
         match = re.search(r"^Model:\s*(.+)$", machine.read(file), re.MULTILINE)
         found.append((match[1].strip() if match else "NVIDIA GPU", ""))

@@ -10,7 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,11 +22,6 @@ from hipgroupgemm.operands.dtypes import ALIASES, DTYPES, dtype_of
 from hipgroupgemm.operands.views import Device
 
 # ruff: noqa: D102 - what convert does stands in click
-
-if TYPE_CHECKING:
-    ParamType = click.ParamType[Any]  # generic for type checkers only: older releases of click can't be subscripted
-else:
-    ParamType = click.ParamType
 
 __all__ = [
     "BYTES",
@@ -48,7 +43,7 @@ __all__ = [
 PLOTS = (".png", ".svg", ".pdf")
 
 
-class Parsed(ParamType):
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # older releases of click can't be subscripted
     """What a function makes of a text; its ValueError is the usage error."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
@@ -154,53 +149,29 @@ def options_of(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
-_DTYPES = f"{', '.join(DTYPES)}, or {', '.join(ALIASES)}"
+_SHAPE = "M routed tokens, K embedding, N MLP, E experts. Repeatable."
+_DTYPES = f"{', '.join(DTYPES)}, or {', '.join(ALIASES)}. Default: float32 on a CPU, bfloat16 on a GPU."
+_BACKEND = "Default: all that can. hipgroupgemm doctor shows which there are and where they run. A list."
+_DEVICE = "auto: the current GPU where there is one, else the CPU. gpu: that one. N: that GPU. A list."
+_AUTO: dict[str, Any] = {"metavar": "auto|gpu|cpu|N|cuda[:N]|rocm[:N]", "default": ("auto",), "show_default": "auto"}
+_SIZES = (
+    "How tokens fill the groups: evenly; drawn with expert ranks weighted rank^-0.8, shuffled; drawn from a symmetric Dirichlet(0.5); "
+    "or real group sizes from a FILE, see hipgroupgemm bench --help. A list."
+)
+_BALANCED: dict[str, Any] = {"metavar": "balanced|zipf|dirichlet|FILE", "default": ("balanced",), "show_default": "balanced"}
 
 problem_options = options_of(
     list_option("--model", "models", kind=Parsed("NAME", _models), help="Presets (list --models prints them), or all. A list."),
-    click.option(
-        "--shape",
-        "shapes",
-        type=Parsed("M,K,N,E", MoEShape.parse),
-        multiple=True,
-        help="M routed tokens, K embedding, N MLP, E experts. Repeatable.",
-    ),
+    click.option("--shape", "shapes", type=Parsed("M,K,N,E", MoEShape.parse), multiple=True, help=_SHAPE),
     click.option("--suite", type=click.Choice(["table12", "models"]), help="table12: the eleven shapes of the article's micro-benchmark."),
     list_option("--class", "classes", kind=click.Choice(list(CLASSES)), help=f"Of {', '.join(CLASSES)}. Default: all six. A list."),
-    list_option(
-        "--dtype",
-        "dtypes",
-        kind=Parsed("NAME", _dtype),
-        help=f"Element types: {_DTYPES}. Default: float32 on a CPU, bfloat16 on a GPU. A list.",
-    ),
-    list_option(
-        "--backend",
-        "backends",
-        kind=Parsed("NAME", _backend),
-        help="Default: all that can. hipgroupgemm doctor shows which there are and where they run. A list.",
-    ),
-    list_option(
-        "--device",
-        "--devices",
-        "devices",
-        kind=Parsed("NAME", _device),
-        metavar="auto|gpu|cpu|N|cuda[:N]|rocm[:N]",
-        default=("auto",),
-        show_default="auto",
-        help="auto: the current GPU where there is one, else the CPU. gpu: that one. N: that GPU. A list.",
-    ),
+    list_option("--dtype", "dtypes", kind=Parsed("NAME", _dtype), help=f"Element types: {_DTYPES} A list."),
+    list_option("--backend", "backends", kind=Parsed("NAME", _backend), help=_BACKEND),
+    list_option("--device", "--devices", "devices", kind=Parsed("NAME", _device), help=_DEVICE, **_AUTO),
 )
 """The options of every command that name problems and where they run."""
 
-distribution_option = list_option(
-    "--distribution",
-    "distributions",
-    metavar="balanced|zipf|dirichlet|FILE",
-    default=("balanced",),
-    show_default="balanced",
-    help="How tokens fill the groups: evenly; drawn with expert ranks weighted rank^-0.8, shuffled; drawn from a symmetric Dirichlet(0.5); "
-    "or real group sizes from a FILE, see hipgroupgemm bench --help. A list.",
-)
+distribution_option = list_option("--distribution", "distributions", help=_SIZES, **_BALANCED)
 """How group sizes are made."""
 
 
@@ -232,10 +203,8 @@ def shapes_of(
 ) -> tuple[list[MoEShape], list[MoEShape]]:
     """The named shapes and those given as numbers, none twice; a shape of a suite that is given as numbers too is one of the latter."""
     named = [*(shape for group in models for shape in group), *(SUITES[suite] if suite else ())]
-    if not named and not exact:
-        named = list(SUITES["models"])
     given = {(shape.label, shape.extents): shape for shape in exact}
-    rest = {(shape.label, shape.extents): shape for shape in named}
+    rest = {(shape.label, shape.extents): shape for shape in named or ([] if exact else SUITES["models"])}
     return [shape for key, shape in rest.items() if key not in given], list(given.values())
 
 

@@ -13,6 +13,7 @@ if nothing were stored.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import urllib.parse
 from collections.abc import Callable, Collection, Mapping
@@ -67,10 +68,8 @@ class TuningStore:
     """The results in one directory. Any number of threads and processes may use a directory at a time.
 
     Args:
-        directory: where the files are; made when the first result is stored. None takes that of the environment, see `store_directory`.
-
-    Attributes:
-        directory: where the files are, or None: the store is off, holds nothing and takes nothing.
+        directory: where the files are; made when the first result is stored. None takes that of the environment, see `store_directory`;
+            where that is None, too, the store is off, holds nothing and takes nothing.
     """
 
     def __init__(self, directory: Path | str | None = None) -> None:
@@ -206,11 +205,10 @@ class TuningStore:
         merged, for other data, and StoreWriteError.
         """
         incoming: dict[DeviceKind, list[StoredResult]] = {}
-        count = taken = 0
-        for name, raws in parse(data).items():
-            count += len(raws)
-            for result in decode(name, raws, "what is imported")[0]:
-                incoming.setdefault(result.device, []).append(result)
+        taken, parsed = 0, parse(data)
+        count = sum(map(len, parsed.values()))
+        for result in (one for name, raws in parsed.items() for one in decode(name, raws, "what is imported")[0]):
+            incoming.setdefault(result.device, []).append(result)
         for device, new in incoming.items():
 
             def change(held: list[StoredResult], new: list[StoredResult] = new) -> list[StoredResult]:
@@ -242,18 +240,14 @@ class TuningStore:
         return removed
 
 
-_default: tuple[tuple[str | None, ...], TuningStore] | None = None
+@functools.lru_cache(1)
+def _store_of(*environment: str | None) -> TuningStore:
+    return TuningStore()
 
 
 def default_store() -> TuningStore:
     """The store of the environment; found anew when its variables have changed."""
-    global _default
-    read = os.environ.get
-    environment = (read(VARIABLE), read(CACHE_VARIABLE), read("XDG_CACHE_HOME"), read("HOME"))
-    known = _default
-    if known is None or known[0] != environment:
-        _default = known = (environment, TuningStore())
-    return known[1]
+    return _store_of(*map(os.environ.get, (VARIABLE, CACHE_VARIABLE, "XDG_CACHE_HOME", "HOME")))
 
 
 def lookup_for_plan(key: GroupedGemmConfig, device: Device, backend: str | None, deterministic: bool) -> tuple[MatmulAlgorithm | None, str]:

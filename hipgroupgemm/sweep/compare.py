@@ -15,7 +15,7 @@ from hipgroupgemm.sweep.jobs import SweepJob
 from hipgroupgemm.sweep.results import BAD, RIGHT, Record, Row, Sweep
 from hipgroupgemm.tuning.tables import FEW
 
-__all__ = ["Comparison", "Finding", "Pair", "compare", "flat", "series_of"]
+__all__ = ["Comparison", "Finding", "Pair", "compare", "flat", "means_by_class", "series_of"]
 
 DRIFT = 1.1
 DOUBTS = {
@@ -96,10 +96,8 @@ class Comparison(msgspec.Struct):
 
     @property
     def means(self) -> dict[str, float]:
-        """The geometric means of the ratios that can be compared: "all", then by class; empty without any."""
-        found = [(pair.job.kind, ratio) for pair, ratio in self.pairs if not pair.not_comparable]
-        means = {name: [ratio for kind, ratio in found if name in ("all", kind)] for name in ("all", *CLASSES)}
-        return {name: geometric_mean(ratios) for name, ratios in means.items() if ratios}
+        """The geometric means of the ratios that can be compared."""
+        return means_by_class([(pair.job.kind, ratio) for pair, ratio in self.pairs if not pair.not_comparable])
 
     @property
     def warnings(self) -> list[str]:
@@ -114,6 +112,12 @@ class Comparison(msgspec.Struct):
             left_out = sum(bool(pair.not_comparable) for pair, _ in self.pairs)
             found.append(f"Ratios that can't be compared (?), left out of the means: {left_out} of {len(self.pairs)} ({reasons}).")
         return found
+
+
+def means_by_class(found: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """The geometric means of (class, value): "all", then by class; those of nothing are left out."""
+    values = {name: [value for kind, value in found if name in ("all", kind)] for name in ("all", *CLASSES)}
+    return {name: geometric_mean(own) for name, own in values.items() if own}
 
 
 def flat(value: Finding | Pair) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import itertools
 import json
@@ -18,8 +19,7 @@ from rich.console import Console
 from hipgroupgemm.benchmark.plots import Panel, save_panels
 from hipgroupgemm.measure.environment import busy_note
 from hipgroupgemm.measure.text import STDOUT, bytes_text, number_text, plain_width, stdout_console, write_text
-from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
-from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, compare, flat, series_of
+from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, compare, flat, means_by_class, series_of
 from hipgroupgemm.sweep.plots import comparison_panels, sweep_panels
 from hipgroupgemm.sweep.results import RIGHT, Record, Row, Sweep, identity_text, read_sweep
 from hipgroupgemm.tuning.tables import FEW, WIDE, Column, fitting_table, noise_text
@@ -68,23 +68,21 @@ def print_sweep(console: Console, records: Sequence[Record]) -> None:
 
 
 def _print_problem(console: Console, title: str, records: Sequence[Record]) -> None:
-    def cells(text: Callable[[Row], str]) -> list[str]:
-        return ["-" if record.best is None else text(record.best) for record in records]
+    def column(title: str, text: Callable[[Row], str], rank: int = 0, right: bool = True) -> Column:
+        return Column(title, ["-" if record.best is None else text(record.best) for record in records], rank, right)
 
-    def winner(record: Record) -> str:
-        return record.best.name if record.best is not None else record.status if record.status != "ok" else "no winner"
-
+    winners = [record.best.name if record.best else "no winner" if record.status == "ok" else record.status for record in records]
     columns = [
         Column("class", [record.job.kind for record in records], right=False),
-        Column("backend", cells(lambda best: best.backend), 2, right=False),
-        Column("winner", [winner(record) for record in records], right=False, name=True),
-        Column("median ms", cells(lambda best: number_text(best.median_ms))),
-        Column("p10", cells(lambda best: number_text(best.p10_ms)), 5),
-        Column("p90", cells(lambda best: number_text(best.p90_ms)), 5),
-        Column("runs", cells(lambda best: str(best.samples)), 4),
-        Column("TFLOP/s", cells(lambda best: number_text(best.tflops)), 3),
-        Column("of floor", cells(lambda best: "-" if best.fraction is None else f"{best.fraction:.2g}"), 6),
-        Column("workspace", cells(lambda best: bytes_text(best.workspace_size)), 8),
+        column("backend", lambda best: best.backend, 2, right=False),
+        Column("winner", winners, right=False, name=True),
+        column("median ms", lambda best: number_text(best.median_ms)),
+        column("p10", lambda best: number_text(best.p10_ms), 5),
+        column("p90", lambda best: number_text(best.p90_ms), 5),
+        column("runs", lambda best: str(best.samples), 4),
+        column("TFLOP/s", lambda best: number_text(best.tflops), 3),
+        column("of floor", lambda best: "-" if best.fraction is None else f"{best.fraction:.2g}", 6),
+        column("workspace", lambda best: bytes_text(best.workspace_size), 8),
         Column("candidates", [verdicts_of(record) for record in records], 1, right=False),
     ]
     styles = [None if record.best is not None else "red" if record.status in ("ok", "failed") else "dim" for record in records]
@@ -93,13 +91,11 @@ def _print_problem(console: Console, title: str, records: Sequence[Record]) -> N
 
 def warnings_of(records: Iterable[Record]) -> list[str]:
     """Why times may not be trusted: winners with few timed calls or a wide spread, and others at work before the sweep began."""
-    counts: Counter[str] = Counter()
-    notes = []
-    for record in records:
-        if record.identity.get("kind") == "cpu":  # a GPU's times hardly depend on the load
-            notes.append(busy_note(record.load_average, record.cores))
-        if record.best is not None:
-            counts[noise_text(record.best.median_ms, record.best.p10_ms, record.best.p90_ms, record.best.samples)] += 1
+    records = list(records)
+    # a GPU's times hardly depend on the load
+    notes = [busy_note(record.load_average, record.cores) for record in records if record.identity.get("kind") == "cpu"]
+    best = [record.best for record in records if record.best is not None]
+    counts = Counter(noise_text(row.median_ms, row.p10_ms, row.p90_ms, row.samples) for row in best)
     if counts["few"]:
         more = "A longer --time-limit or more --repetitions help."
         notes.append(f"Winners with fewer than {FEW} timed calls: {counts['few']}; their p10 and p90 say little of noise. {more}")
@@ -130,7 +126,8 @@ def sweep_lines(records: Iterable[Record]) -> list[dict[str, Any]]:
             "target": identity.get("target"),
             "versions": "; ".join(f"{name} {version}" for name, version in dict(identity.get("versions", {})).items()),
             "status": record.status,
-            **{name: report.get(name) for name in ("floor_ms", "size_class")},
+            "floor_ms": report.get("floor_ms"),
+            "size_class": report.get("size_class"),
             "load_average": record.load_average,
             "finished": record.finished,
         }
@@ -172,9 +169,9 @@ def report(paths: Sequence[Path], *, csv_path: Path | None = None, json_path: Pa
         if not sweep.results:
             raise ValueError(f"{sweep.path}: holds no finished job; take the sweep up with hipgroupgemm sweep --resume {sweep.path}")
     series = series_of(sweeps)
-    comparisons = [compare(series[0], other) for other in series[1:]]
+    comparisons, first = [compare(series[0], other) for other in series[1:]], series[0].records
     if not comparisons:
-        print_sweep(console, series[0].records)
+        print_sweep(console, first)
     summaries = [_print_summary(console, one) for one in series]
     for comparison in comparisons:
         _print_comparison(console, comparison)
@@ -182,10 +179,10 @@ def report(paths: Sequence[Path], *, csv_path: Path | None = None, json_path: Pa
         data = {"format": "hipgroupgemm report", "version": 2, "series": summaries, "comparisons": list(map(_as_dict, comparisons))}
         _write(json_path, json.dumps(data, indent=1) + "\n", console)
     lines = [{"base_label": c.base.label, "other_label": c.other.label, **flat(pair)} for c in comparisons for pair in c.problems]
-    write_csv(csv_path, lines or sweep_lines(series[0].records), console)
+    write_csv(csv_path, lines or sweep_lines(first), console)
     notes = [note for one in series for note in (f"{one.label}: {identity_text(one.records[0].identity)}", *warnings_of(one.records))]
     notes += [warning for comparison in comparisons for warning in comparison.warnings]
-    write_plots(plots, comparison_panels(comparisons) if comparisons else sweep_panels(series[0].records), notes, console)
+    write_plots(plots, comparison_panels(comparisons) if comparisons else sweep_panels(first), notes, console)
     return 1 if any(comparison.newly_wrong for comparison in comparisons) else 0
 
 
@@ -197,7 +194,6 @@ def _print_summary(console: Console, sweep: Sweep) -> dict[str, Any]:
     """A sweep in numbers, printed and as plain data."""
     records, first = sweep.records, sweep.records[0]
     fractions = [(record.job.kind, record.best.fraction) for record in records if record.best is not None and record.best.fraction]
-    by_class = {name: [fraction for kind, fraction in fractions if name in ("all", kind)] for name in ("all", *CLASSES)}
     facts: dict[str, Any] = {
         "label": sweep.label,
         "file": {"path": str(sweep.path), "jobs_done": sweep.done, "jobs_wanted": sweep.header.jobs},
@@ -206,48 +202,51 @@ def _print_summary(console: Console, sweep: Sweep) -> dict[str, Any]:
         "jobs": Counter(record.status for record in records),
         "candidates": Counter(row.verdict for record in records for row in record.rows),
         "winners by backend": Counter(record.best.backend for record in records if record.best is not None),
-        "fraction_of_floor": {name: geometric_mean(values) for name, values in by_class.items() if values},
+        "fraction_of_floor": means_by_class(fractions),
         "warnings": warnings_of(records),
     }
-    say(sweep.label, "bold", console)
-    say(f"  {identity_text(first.identity)}", console=console)
-    say("  " + "; ".join(f"{name}: {_counts(facts[name])}" for name in ("jobs", "candidates", "winners by backend")), console=console)
+    tell = functools.partial(say, console=console)
+    tell(sweep.label, "bold")
+    tell(f"  {identity_text(first.identity)}")
+    tell("  " + "; ".join(f"{name}: {_counts(facts[name])}" for name in ("jobs", "candidates", "winners by backend")))
     if sweep.done < sweep.header.jobs:
         state = f"{sweep.done} of {sweep.header.jobs} jobs of the file are done"
-        say(f"  {state}; hipgroupgemm sweep --resume {sweep.path} goes on", "yellow", console)
+        tell(f"  {state}; hipgroupgemm sweep --resume {sweep.path} goes on", "yellow")
     for note in facts["warnings"]:
-        say(f"  {note}", "yellow", console)
+        tell(f"  {note}", "yellow")
     if fractions:
         means = ", ".join(f"{name} {value:.3g}" for name, value in facts["fraction_of_floor"].items())
-        say(f"  the winners' fraction of the floor, geometric mean: {means}", console=console)
+        tell(f"  the winners' fraction of the floor, geometric mean: {means}")
     return facts
 
 
 def _print_comparison(console: Console, comparison: Comparison) -> None:
+    tell = functools.partial(say, console=console)
     base, other = comparison.base.label, comparison.other.label
-    say(f"\n{other} against {base}", "bold", console)
-    say(
-        "ratio: the old winner's time over the new one's, above 1 it is faster now; from, to: what p10 and p90 make of it;", console=console
-    )
-    say("~: it may be noise; ?: it can't be compared, see below", console=console)
+    tell(f"\n{other} against {base}", "bold")
+    tell("ratio: the old winner's time over the new one's, above 1 it is faster now; from, to: what p10 and p90 make of it;")
+    tell("~: it may be noise; ?: it can't be compared, see below")
     for title, group in itertools.groupby((pair for pair, _ in comparison.pairs), lambda pair: pair.job.problem_title):
         _print_pairs(console, title, list(group))
     for warning in comparison.warnings:
-        say(warning, "yellow", console)
+        tell(warning, "yellow")
     if comparison.means:
         classes = ", ".join(f"{name} {value:.3f}" for name, value in comparison.means.items() if name != "all")
         count = sum(not pair.not_comparable for pair, _ in comparison.pairs)
-        say(f"geometric mean of {count} ratios: {comparison.means['all']:.4g} ({classes})", "bold", console)
+        tell(f"geometric mean of {count} ratios: {comparison.means['all']:.4g} ({classes})", "bold")
     elif not comparison.pairs:
-        say("no problem has a winner in both", console=console)
-    _print_list(console, [_change(pair) for pair, _ in comparison.pairs if pair.changed], "changed winners")
-    _print_list(console, [_finding(found) for found in comparison.newly_wrong], "newly wrong", "red")
-    _print_list(console, [_finding(found) for found in comparison.newly_right], "newly right")
-    for title, counts in (("new algorithms", comparison.new), ("missing algorithms", comparison.missing)):
-        _print_list(console, [f"{name} ({count} problem{'s' * (count > 1)})" for name, count in counts.items()], title)
-    for title, status in ((f"only in {base}", "other"), (f"only in {other}", "base")):
-        alone = [pair.job for pair in comparison.problems if getattr(pair, status) is None]
-        _print_list(console, [f"{job.kind} {job.problem_title}" for job in alone], title)
+        tell("no problem has a winner in both")
+    lists = {
+        "changed winners": [_change(pair) for pair, _ in comparison.pairs if pair.changed],
+        "newly wrong": list(map(_finding, comparison.newly_wrong)),
+        "newly right": list(map(_finding, comparison.newly_right)),
+        "new algorithms": [f"{name} ({count} problem{'s' * (count > 1)})" for name, count in comparison.new.items()],
+        "missing algorithms": [f"{name} ({count} problem{'s' * (count > 1)})" for name, count in comparison.missing.items()],
+        f"only in {base}": [f"{pair.job.kind} {pair.job.problem_title}" for pair in comparison.problems if pair.other is None],
+        f"only in {other}": [f"{pair.job.kind} {pair.job.problem_title}" for pair in comparison.problems if pair.base is None],
+    }
+    for title, lines in lists.items():
+        _print_list(console, lines, title, "red" if title == "newly wrong" else "")
 
 
 def _print_list(console: Console, lines: Sequence[str], title: str = "", style: str = "") -> None:
@@ -260,17 +259,18 @@ def _print_list(console: Console, lines: Sequence[str], title: str = "", style: 
 
 
 def _print_pairs(console: Console, title: str, pairs: Sequence[Pair]) -> None:
-    def numbers(name: str) -> list[str]:
-        return ["-" if (value := getattr(pair, name)) is None else f"{value:.3f}" for pair in pairs]
+    def numbers(title: str, name: str, rank: int) -> Column:
+        values = [getattr(pair, name) for pair in pairs]
+        return Column(title, ["-" if value is None else f"{value:.3f}" for value in values], rank)
 
     columns = [
         Column("class", [pair.job.kind for pair in pairs], right=False),
         Column("before ms", [number_text(pair.base_ms) for pair in pairs], 1),
         Column("now ms", [number_text(pair.other_ms) for pair in pairs], 1),
         Column("ratio", [f"{pair.mark} {pair.ratio:.3f}" for pair in pairs]),
-        Column("from", numbers("ratio_from"), 2),
-        Column("to", numbers("ratio_to"), 2),
-        Column("same alg.", numbers("same_algorithms_ratio"), 3),
+        numbers("from", "ratio_from", 2),
+        numbers("to", "ratio_to", 2),
+        numbers("same alg.", "same_algorithms_ratio", 3),
         Column("winner before", [str(pair.base_winner) if pair.changed else "" for pair in pairs], 4, False, True),
         Column("winner", [f"{'-> ' * pair.changed}{pair.other_winner}" for pair in pairs], right=False, name=True),
     ]
@@ -291,14 +291,7 @@ def _finding(found: Finding) -> str:
 
 def _as_dict(comparison: Comparison) -> dict[str, Any]:
     """Everything that a comparison has, as plain data."""
-    return {
-        "base": comparison.base.label,
-        "other": comparison.other.label,
-        "warnings": comparison.warnings,
-        "ratio": comparison.means,
-        "problems": list(map(flat, comparison.problems)),
-        "newly_wrong": list(map(flat, comparison.newly_wrong)),
-        "newly_right": list(map(flat, comparison.newly_right)),
-        "new_algorithms": comparison.new,
-        "missing_algorithms": comparison.missing,
-    }
+    lists = {name: list(map(flat, getattr(comparison, name))) for name in ("problems", "newly_wrong", "newly_right")}
+    labels = {"base": comparison.base.label, "other": comparison.other.label}
+    algorithms = {"new_algorithms": comparison.new, "missing_algorithms": comparison.missing}
+    return {**labels, "warnings": comparison.warnings, "ratio": comparison.means, **lists, **algorithms}

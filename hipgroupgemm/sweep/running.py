@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -134,6 +135,9 @@ class _Run:
         self.stopped = self.interrupted = False
         self.lock = threading.RLock()
         self.load = load_average()
+        self.console = Console(stderr=True)  # progress: a bar on a terminal, else a line a job
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
+        self.bars = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True, speed_estimate_period=900)
 
     def run(self) -> int:
         """Runs, and says what came of it; the exit status."""
@@ -142,8 +146,11 @@ class _Run:
         everyone, pool = list(self.devices), ThreadPoolExecutor(len(self.devices))
         try:
             self._prepare(list(pool.map(_Device.start, self.devices)))
-            with _Display(len(self.jobs), len(self.jobs) - sum(map(len, self.waiting.values()))) as shown:
-                done, _ = wait([pool.submit(self._serve, device, shown) for device in everyone], return_when=FIRST_EXCEPTION)
+            self.done = len(self.jobs) - sum(map(len, self.waiting.values()))
+            self.kept, self.begun = self.done, time.monotonic()
+            self.bar = self.bars.add_task("all jobs", total=len(self.jobs), completed=self.done)
+            with self.bars if self.console.is_terminal else contextlib.nullcontext():
+                done, _ = wait([pool.submit(self._serve, device) for device in everyone], return_when=FIRST_EXCEPTION)
                 for future in done:
                     future.result()
         except KeyboardInterrupt:
@@ -211,7 +218,7 @@ class _Run:
                 "and devices; hipgroupgemm list --shape M,K,N,E --device DEVICE prints the names there are"
             )
 
-    def _serve(self, device: _Device, shown: _Display) -> None:
+    def _serve(self, device: _Device) -> None:
         """Gives a device jobs of its kind until there are no more, or it is gone. Devices that are alike share theirs."""
         queue, gone = self.waiting[device.kind], ""
         while not gone:
@@ -219,12 +226,12 @@ class _Run:
                 job = queue.popleft()
             except IndexError:
                 return
-            tell = functools.partial(shown.progress, f"{device.name} {job.title}")
+            tell = functools.partial(self._progress, f"{device.name} {job.title}")
             try:
                 record = device.call("run_job", device.identity, job, dict(self.settings), on_message=tell)
             except Exception as error:  # the process is gone, or what it found can't be sent
                 record = Record(job, device.name, device.identity, "failed", str(error))
-            self._keep(record, device, shown)
+            self._keep(record, device)
             if self.stopped:
                 return
             gone = device.start() if record.status == "failed" else ""
@@ -232,9 +239,9 @@ class _Run:
             self.devices.remove(device)
             self.warnings.append(f"{device.name} is gone ({gone}); the sweep went on without it")
             while queue and all(other.kind != device.kind for other in self.devices):
-                self._keep(Record(queue.popleft(), device.name, device.identity, "failed", f"{device.name} is gone: {gone}"), device, shown)
+                self._keep(Record(queue.popleft(), device.name, device.identity, "failed", f"{device.name} is gone: {gone}"), device)
 
-    def _keep(self, record: Record, device: _Device, shown: _Display) -> None:
+    def _keep(self, record: Record, device: _Device) -> None:
         """Takes in a result; it is in the store and on the disk before the device's next job begins."""
         with self.lock:
             if self.stopped:
@@ -246,7 +253,24 @@ class _Run:
             self.results[record.job, device.kind] = record
             if self.file is not None:
                 self.file.append(record)
-            shown.finished(device.name, record)
+            self._tell(record)
+
+    def _progress(self, title: str, told: tuple[str, int, int]) -> None:
+        self.bars.update(self.bar, description=f"{title}: {told[0]} {told[1]}/{told[2]}; all jobs")
+
+    def _tell(self, record: Record) -> None:
+        """The bar moves on; a line stays of a job that did not end well, and of each where there is no terminal."""
+        self.done += 1
+        self.bars.update(self.bar, completed=self.done)
+        best, text = record.best, f"{record.status}: {record.reason}"
+        if record.status == "ok":
+            winner = "no winner" if best is None else f"{best.backend} {best.name} {number_text(best.median_ms)} ms"
+            text = f"{winner} ({verdicts_of(record)})"
+        seconds = (time.monotonic() - self.begun) / (self.done - self.kept) * (len(self.jobs) - self.done)
+        left = datetime.timedelta(seconds=round(seconds))
+        if not self.console.is_terminal or record.status == "failed":
+            rest = f"; about {left} left" if left else ""
+            say(f"[{self.done}/{len(self.jobs)}] {record.device} {record.job.title}: {text}{rest}", console=self.console)
 
     def _finish(self) -> int:
         """Tables, files, what is left; the exit status."""
@@ -273,42 +297,6 @@ class _Run:
             say(f"Stopped. Jobs kept: {len(records)}, left: {len(self.jobs) - len(records)}{how}.", "bold", console)
         idle = set(self.request.backends or ()) - {row.backend for record in records for row in record.rows}
         return 1 if bad or failed else INTERRUPTED if self.interrupted else int(bool(idle))
-
-
-class _Display:
-    """Progress on stderr: a bar on a terminal, else a line a job."""
-
-    def __init__(self, total: int, done: int) -> None:
-        self.total, self.kept, self.done, self.begun = total, done, done, time.monotonic()
-        self.console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
-        self.bars = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True, speed_estimate_period=900)
-        self.bar = self.bars.add_task("all jobs", total=total, completed=done)
-
-    def __enter__(self) -> _Display:
-        if self.console.is_terminal:
-            self.bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bars.stop()
-
-    def progress(self, title: str, told: tuple[str, int, int]) -> None:
-        """How far a job is."""
-        self.bars.update(self.bar, description=f"{title}: {told[0]} {told[1]}/{told[2]}; all jobs")
-
-    def finished(self, device: str, record: Record) -> None:
-        """The bar moves on; a line stays of a job that did not end well, and of each where there is no terminal."""
-        self.done += 1
-        self.bars.update(self.bar, completed=self.done)
-        best, text = record.best, f"{record.status}: {record.reason}"
-        if record.status == "ok":
-            winner = "no winner" if best is None else f"{best.backend} {best.name} {number_text(best.median_ms)} ms"
-            text = f"{winner} ({verdicts_of(record)})"
-        left = datetime.timedelta(seconds=round((time.monotonic() - self.begun) / (self.done - self.kept) * (self.total - self.done)))
-        if not self.console.is_terminal or record.status == "failed":
-            rest = f"; about {left} left" if left else ""
-            say(f"[{self.done}/{self.total}] {device} {record.job.title}: {text}{rest}", console=self.console)
 
 
 def _now() -> str:
