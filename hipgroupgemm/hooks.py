@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["resolve"]
 
 _NAMES = {
-    "autotune": "hipgroupgemm.tuning.adopt:tune_plan",
+    "autotune": "hipgroupgemm.tuning.keep:tune_plan",
     "TuningReport": "hipgroupgemm.tuning.report:TuningReport",
     "stored_lookup": "hipgroupgemm.store.store:lookup_for_plan",
 }

@@ -86,7 +86,7 @@ def _text(value: float | None, text: str) -> str:
 
 
 _SHORT = {"out of memory": "no room", "wrong": "WRONG"}  # the notes below the tables have it in full
-_COLUMNS: tuple[tuple[str, str, Callable[[Row], str]], ...] = (  # of wide and of narrow terminals; what is left of "ms" is text
+_COLUMNS: tuple[tuple[str, str, Callable[[Row], str]], ...] = (  # title on a wide terminal, on a narrow one ("": left out), cell
     ("class", "class", lambda row: row.ragged_dot_class),
     ("backend", "backend", lambda row: row.backend),
     ("algorithm", "", lambda row: row.algorithm),
@@ -98,7 +98,8 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Row], str]], ...] = (  # of wide and o
     ("extra mem", "memory", lambda row: bytes_text(row.peak_extra_bytes)),
     ("error", "error", lambda row: _text(row.error, "{:.1e}")),
 )
-_WIDE = 120  # columns of a terminal that the algorithms need
+_TEXTS = ("class", "backend", "algorithm")
+_WIDE = 122  # columns of a terminal that the algorithms need
 
 
 def print_rows(console: Console, rows: Sequence[Row]) -> None:
@@ -108,8 +109,8 @@ def print_rows(console: Console, rows: Sequence[Row]) -> None:
         padding = (0, int(wide), 0, 0)  # beside the blank that the box has between columns
         table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", padding=padding, pad_edge=False)
         columns = [(name if wide else short, cell) for name, short, cell in _COLUMNS if wide or short]
-        for index, (name, _) in enumerate(columns):
-            table.add_column(name, justify="left" if index < 2 + wide else "right", no_wrap=True, max_width=28)
+        for name, _ in columns:
+            table.add_column(name, justify="left" if name in _TEXTS else "right", no_wrap=True, max_width=28)
         for _, of_class in itertools.groupby(group, lambda row: row.ragged_dot_class):
             table.add_section()
             for row in of_class:

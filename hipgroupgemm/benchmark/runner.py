@@ -40,18 +40,19 @@ class Job:
     distribution: str
 
 
-class Candidate(Executable, Timed):
+@dataclasses.dataclass(eq=False)
+class Candidate(Timed, Executable):
     """A backend or a baseline on one problem. `make` is called in its first run, so that the memory of that is seen.
 
     Attributes:
-        row: where its result goes. rounds: in which it takes part at the most.
+        row: where its result goes. harness: where it runs. rounds: in which it takes part at the most.
     """
 
-    def __init__(self, row: Row, make: Callable[[], Executable], harness: Harness, rounds: int) -> None:
-        Timed.__init__(self)
-        self.row, self.rounds = row, rounds
-        self._make, self._harness = make, harness
-        self._executable: Executable | None = None
+    row: Row
+    make: Callable[[], Executable]
+    harness: Harness
+    rounds: int
+    executable: Executable | None = None
 
     @property
     def racing(self) -> bool:
@@ -60,18 +61,18 @@ class Candidate(Executable, Timed):
 
     def execute(self, arguments: Arguments) -> None:
         """Runs it; the first time its memory is looked at."""
-        if self._executable is not None:
-            return self._executable.execute(arguments)
+        if self.executable is not None:
+            return self.executable.execute(arguments)
 
         def first() -> None:
-            self._executable = self._executable or self._make()  # a device's memory is looked at in a second call
-            self._executable.execute(arguments)
+            self.executable = self.executable or self.make()  # a device's memory is looked at in a second call
+            self.executable.execute(arguments)
 
-        self.row.peak_extra_bytes = self._harness.peak_bytes(first)
+        self.row.peak_extra_bytes = self.harness.peak_bytes(first)
 
     def check(self) -> Any:
         """The executable's."""
-        return None if self._executable is None else self._executable.check()
+        return None if self.executable is None else self.executable.check()
 
     def explain(self) -> str:
         """The algorithm's name."""
@@ -79,8 +80,8 @@ class Candidate(Executable, Timed):
 
     def close(self) -> None:
         """Closes the executable."""
-        if self._executable is not None:
-            self._executable.close()
+        if self.executable is not None:
+            self.executable.close()
 
     def take(self, step: Callable[..., Outcome], *arguments: Any, **options: Any) -> Outcome:
         """Takes a verifier's step with it; the outcome, or what is raised, goes into the row."""

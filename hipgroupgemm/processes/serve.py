@@ -28,25 +28,11 @@ class _Parent:
     def __init__(self, connection: Connection) -> None:
         self._connection, self._pid = connection, os.getpid()
         self.deadlines: dict[str, float] = {}
-        self._lock = threading.Lock()
 
     def reply(self, *values: Any) -> None:
         if os.getpid() != self._pid:  # a copy that a function has forked and let return
             os._exit(0)
-        data = pickle.dumps(values, protocol=pickle.HIGHEST_PROTOCOL)  # in whole first: what cannot be pickled leaves no half a message
-        with self._lock:
-            self._connection.send_bytes(data)
-
-    def watch(self, name: str) -> None:
-        """Ends this process well after the parent should have, from a thread that needs no Python.
-
-        Where a function holds the interpreter's lock, no thread of Python's sees that the parent is gone.
-        """
-        seconds = self.deadlines.get(name)
-        if seconds is None:
-            faulthandler.cancel_dump_traceback_later()
-        else:
-            faulthandler.dump_traceback_later(1.5 * seconds + 3.0, exit=True)
+        self._connection.send_bytes(pickle.dumps(values))
 
 
 _parent: _Parent | None = None
@@ -59,7 +45,11 @@ def step(name: str, detail: Any = None) -> None:
         name: of the step; a call begins with "run". detail: anything picklable that a `WorkerDied` of this step is to bring along.
     """
     if _parent is not None:
-        _parent.watch(name)
+        seconds = _parent.deadlines.get(name)
+        if seconds is None:
+            faulthandler.cancel_dump_traceback_later()
+        else:  # ends this process well after the parent should have; this needs no Python, whose lock the function may hold
+            faulthandler.dump_traceback_later(1.5 * seconds + 3.0, exit=True)
         _parent.reply("step", name, detail)
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import math
 import os
 import pickle
 import re
 import signal
-import socket
-import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
 from typing import Any
 
@@ -34,7 +33,7 @@ main(connection)
 """  # the import path comes through the connection: an argument is 128 KiB at the most
 _OWN = re.compile(r"^Extension modules: |^  File (\"<string>\"|\".*/hipgroupgemm/(processes|tuning)/)|^  <")
 _POLL_SECONDS = 0.25
-_TAIL = 1 << 14  # bytes
+_TAIL_BYTES, _TAIL_LINES = 1 << 14, 12
 _ALWAYS = {"HIPGROUPGEMM_TUNING_STORE": "off"}  # what a worker finds out goes to its parent
 _FOREVER = 1e9  # seconds
 
@@ -71,42 +70,9 @@ class WorkerTimedOut(Exception):
         return f"{self.step}: not done after {self.seconds:.3g} s"
 
 
-class _Tail(threading.Thread):
-    """Reads what the worker writes and keeps its end."""
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__(daemon=True, name="hipgroupgemm-worker-output")
-        self._stream, self._kept = stream, b""
-        self.start()
-
-    def run(self) -> None:
-        with self._stream, contextlib.suppress(OSError):
-            while data := os.read(self._stream.fileno(), 4096):
-                self._kept = (self._kept + data)[-_TAIL:]
-
-    def text(self, lines: int = 12) -> str:
-        """The last lines of a process that has ended, without what tells of this package's own frames; they have a moment to come."""
-        self.join(3.0)
-        found = self._kept.decode("utf-8", "replace").strip().splitlines()
-        return "\n".join([line for line in found if line.strip() and not _OWN.search(line)][-lines:])
-
-    def forget(self) -> None:
-        """What was written so far belongs to what is over."""
-        self._kept = b""
-
-
 def _environment(environment: Mapping[str, str] | None) -> tuple[list[str], dict[str, str]]:
     """The import path and the variables that a worker is started with: with others it would run something else."""
     return import_path(), {**os.environ, **_ALWAYS, **(environment or {})}
-
-
-def _directory() -> str | None:
-    """Where a worker starts: here, but an interpreter with relative paths in PYTHONPATH does not start in a directory that was deleted."""
-    try:
-        os.getcwd()
-    except OSError:
-        return "/"
-    return None
 
 
 class Worker:
@@ -131,23 +97,22 @@ class Worker:
             raise OSError(f"sys.executable={sys.executable!r} is no Python interpreter that could be started again")
         self.name, self.calls = name, 0
         self.environment = _environment(environment)
-        self._parent, self._ending = os.getpid(), threading.Lock()
+        self._ending = threading.Lock()
         self._last_words: str | None = None
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - what it writes in a call
+        weakref.finalize(self, self._output.close)
         self._connection, theirs = Pipe()
         try:
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", _START, str(theirs.fileno())],
-                    cwd=_directory(),
                     env=self.environment[1],
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
+                    stdout=self._output,
                     stderr=subprocess.STDOUT,
-                    bufsize=0,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                 )
-            self._tail = _Tail(self._process.stdout)
         except BaseException:  # an interrupt, say: the worker ends when its connection does
             self._connection.close()
             raise
@@ -180,92 +145,76 @@ class Worker:
             WorkerDied: the worker ended. WorkerTimedOut: a step took too long. The worker is killed, as it is when this is interrupted.
             Exception: what the function raised, RuntimeError with its text where it cannot be pickled. The worker is well then.
         """
-        request = pickle.dumps((function, arguments, limits := {k: v for k, v in (deadlines or {}).items() if v < _FOREVER}))
+        limits = {step: seconds for step, seconds in (deadlines or {}).items() if seconds < _FOREVER}
+        request, step, detail = pickle.dumps((function, arguments, limits)), "start", None
         try:
-            kind, value = self._exchange(request, limits, on_message)
+            self._send(request)
+            while True:
+                kind, *values = self._receive(step, detail, limits.get(step, _FOREVER))
+                if kind == "step":
+                    step, detail = values
+                elif kind != "message":
+                    break
+                elif on_message is not None:
+                    on_message(values[0])
         except BaseException:
             self.kill()
             raise
         if kind == "raised":
-            raise value
-        return value
+            raise values[0]
+        return values[0]
 
-    def _exchange(self, request: bytes, limits: dict[str, float], on_message: Callable[[Any], object] | None) -> tuple[str, Any]:
-        """Sends a request; what the last message says."""
-        self._tail.forget()
-        step, detail = "start", None
-        with self._watched(step, detail, limits):
-            with self._same_socket() as here:  # sending a part, and then nothing, takes no longer than the deadline; 0 is none
-                seconds = struct.pack("ll", math.ceil(limits.get("start", 0)), 0)
-                here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
-            if not self.calls:
-                self._connection.send(self.environment[0])
-            self.calls += 1
-            self._connection.send_bytes(request)
-        while True:
-            with self._watched(step, detail, limits):
-                kind, *values = self._receive(time.monotonic() + limits.get(step, _FOREVER))
-            if kind == "step":
-                step, detail = values
-            elif kind != "message":
-                return kind, values[0]
-            elif on_message is not None:
-                on_message(values[0])
-
-    @contextlib.contextmanager
-    def _watched(self, step: str, detail: Any, limits: dict[str, float]) -> Iterator[None]:
-        """What goes wrong with the connection says what happened to the worker."""
+    def _send(self, request: bytes) -> None:
+        os.ftruncate(self._output.fileno(), 0)  # what was written so far belongs to what is over
+        os.lseek(self._output.fileno(), 0, os.SEEK_SET)
+        self.calls += 1
         try:
-            yield
-        except (BlockingIOError, TimeoutError):
-            raise WorkerTimedOut(step, limits.get(step, _FOREVER), self.kill(), detail) from None
-        except pickle.UnpicklingError as error:
-            raise WorkerDied(f"what the worker process sent cannot be read: {error}", self.kill(), step, detail) from error
+            if self.calls == 1:
+                self._connection.send(self.environment[0])
+            self._connection.send_bytes(request)
+        except OSError:
+            raise self._died("start", None) from None
+
+    def _receive(self, step: str, detail: Any, seconds: float) -> tuple[Any, ...]:
+        """The next message, which has to come within so many seconds."""
+        until = time.monotonic() + seconds
+        try:
+            while not self._connection.poll(min(max(until - time.monotonic(), 0), _POLL_SECONDS)):
+                if time.monotonic() >= until:
+                    raise WorkerTimedOut(step, seconds, self.kill(), detail)
+                if self._process.poll() is not None and not self._connection.poll(0):  # its copies may hold the connection open
+                    raise EOFError
+            data = self._connection.recv_bytes()
         except (EOFError, OSError):
-            try:
-                how = _how(self._process.wait(2))
-            except subprocess.TimeoutExpired:
-                how = "the worker process closed its connection without ending"
-            raise WorkerDied(how, self.kill(), step, detail) from None
-
-    def _same_socket(self) -> socket.socket:
-        return socket.socket(fileno=os.dup(self._connection.fileno()))
-
-    def _receive(self, until: float) -> tuple[Any, ...]:
-        """The next message. TimeoutError when it is not there in time, EOFError when the process ended."""
-        while not self._connection.poll(min(max(until - time.monotonic(), 0), _POLL_SECONDS)):
-            if time.monotonic() >= until:
-                raise TimeoutError
-            if self._process.poll() is not None and not self._connection.poll(0):  # its copies may hold the connection open
-                raise EOFError
-        data = self._connection.recv_bytes()
+            raise self._died(step, detail) from None
         try:
             message: tuple[Any, ...] = pickle.loads(data)
         except Exception as error:
-            raise pickle.UnpicklingError(type(error).__name__) from error
+            how = f"what the worker process sent cannot be read: {type(error).__name__}"
+            raise WorkerDied(how, self.kill(), step, detail) from error
         return message
 
-    def kill(self) -> str:
-        """Kills the worker and all that it has started, and returns what it wrote last. Twice is fine.
+    def _died(self, step: str, detail: Any) -> WorkerDied:
+        """What there is to say of a process that has closed its connection."""
+        try:
+            code = self._process.wait(2)
+            name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
+            how = f"ended with exit code {code}" if code >= 0 else f"was killed by {name}"
+        except subprocess.TimeoutExpired:
+            how = "closed its connection without ending"
+        return WorkerDied(f"the worker process {how}", self.kill(), step, detail)
 
-        A forked process only lets go of it: it is the parent's.
-        """
-        if os.getpid() != self._parent:
-            self._connection.close()
-            self._process.returncode = 0  # or Popen complains that its child still runs
-            return ""
+    def kill(self) -> str:
+        """Kills the worker and all that it has started, and returns what it wrote last. Twice is fine."""
         with self._ending:
             if self._last_words is None:
-                try:
+                with contextlib.suppress(OSError):
                     os.killpg(self.pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    with contextlib.suppress(OSError):
-                        self._process.kill()  # it has no group of its own yet
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(10.0)
-                self._last_words = self._tail.text()
-                with contextlib.suppress(OSError), self._same_socket() as here:
-                    here.shutdown(socket.SHUT_RDWR)  # ends it where a signal could not, and the call that another thread is in
+                first = max(0, os.fstat(self._output.fileno()).st_size - _TAIL_BYTES)
+                lines = os.pread(self._output.fileno(), _TAIL_BYTES, first).decode("utf-8", "replace").splitlines()
+                self._last_words = "\n".join([line for line in lines if line.strip() and not _OWN.search(line)][-_TAIL_LINES:])
         return self._last_words
 
     close = kill
@@ -277,16 +226,6 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         """Kills it."""
         self.kill()
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"the worker process ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"the worker process was killed by {name}"
 
 
 # ---- idle workers ----------------------------------------------------------------------------------------------------------------
@@ -308,16 +247,17 @@ def acquire(name: str, *, fresh: bool = False, environment: Mapping[str, str] | 
     wanted = _environment(environment)
     while not fresh:
         with _lock:
-            worker = _idle[name].pop() if _idle.get(name) else None
-        if worker is None:
-            break
+            if not _idle.get(name):
+                break
+            worker = _idle[name].pop()
+        good = False
         try:
-            if worker.environment == wanted and worker.alive():
-                return worker
-        except BaseException:
-            worker.kill()
-            raise
-        worker.kill()
+            good = worker.environment == wanted and worker.alive()
+        finally:
+            if not good:
+                worker.kill()
+        if good:
+            return worker
     return Worker(name, environment=environment)
 
 
@@ -342,10 +282,7 @@ def close_workers() -> None:
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.Lock()
-    for waiting in _idle.values():
-        for worker in waiting:
-            worker.kill()  # lets go of it: it is the parent's
-    _idle.clear()
+    _idle.clear()  # they are the parent's
 
 
 atexit.register(close_workers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -16,7 +15,6 @@ from hipgroupgemm.processes import error_text
 
 __all__ = ["Candidate", "compile_candidates", "find_candidates"]
 
-_log = logging.getLogger(__name__)
 _HEURISTIC = 8
 _COMPILING_SHARE = 0.4  # of a time limit
 
@@ -44,17 +42,35 @@ def find_candidates(
     limits = as_limits(count, max_workspace_size)
     if named or deterministic:  # the count is of those that are left
         limits = dataclasses.replace(limits, max_algorithm_count=sys.maxsize)
-    lists = []
-    for backend in _backends(config, device, backends, notes):
+    kinds = backend_kinds()
+    names = [backends] if isinstance(backends, str) else backends
+    if names is not None and not names:
+        raise ValueError("backends: got none; leave it out for all that can")
+    lists, refusals = [], []
+    for name in kinds if names is None else dict.fromkeys(names):
+        if names is None and device.kind not in kinds[name]:
+            refusals.append(f"{name}: serves {' and '.join(kinds[name])}")
+            continue
+        asked = "can_handle"
         try:
-            listed = backend.algorithms(config.key(), device, limits)
+            backend = get_backend(name)
+            reason = backend.can_handle(config, device)
+            asked = "algorithms"
+            listed = [] if reason else backend.algorithms(config.key(), device, limits)
         except Exception as error:
-            if backends is not None:
+            if names is not None:
                 raise
-            _left_out(notes, backend.name, "algorithms", error)
+            notes.append(f"{name} was left out, since its {asked}() raised {error_text(error)}")
+            continue
+        if reason and names is not None:
+            raise NotImplementedError(f"backend {name!r} refuses: {reason}")
+        if reason:
+            refusals.append(f"{name}: {reason}")
             continue
         listed = [a for a in listed if (not named or a.name in named) and a.deterministic >= deterministic]
         lists.append([(backend, algorithm) for algorithm in listed[:count]])
+    if not lists:
+        raise NotImplementedError(f"no backend runs this grouped GEMM on {device}: " + "; ".join([*refusals, *notes]))
     found = [pair for rank in itertools.zip_longest(*lists) for pair in rank if pair is not None]
     missing = [name for name in named if name not in {algorithm.name for _, algorithm in found}]
     if missing:
@@ -66,51 +82,11 @@ def find_candidates(
     return found
 
 
-def _left_out(notes: list[str], name: str, asked: str, error: Exception) -> str:
-    notes.append(f"{name} was left out, since its {asked}() raised {error_text(error)}")
-    _log.warning("%s", notes[-1])
-    return notes[-1]
-
-
-def _backends(config: GroupedGemmConfig, device: Device, names: Sequence[str] | str | None, notes: list[str]) -> list[Backend]:
-    if isinstance(names, str):
-        names = [names]
-    if names is not None and not names:
-        raise ValueError("backends: got none; leave it out for all that can")
-    usable, refusals, kinds = [], [], backend_kinds()
-    for name in kinds if names is None else dict.fromkeys(names):
-        if names is None and device.kind not in kinds[name]:
-            refusals.append(f"{name}: serves {' and '.join(kinds[name])}")
-            continue
-        try:
-            backend = get_backend(name)
-            reason = backend.can_handle(config, device)
-        except Exception as error:
-            if names is not None:
-                raise
-            refusals.append(_left_out(notes, name, "can_handle", error))
-            continue
-        if reason is None:
-            usable.append(backend)
-        elif names is None:
-            refusals.append(f"{name}: {reason}")
-        else:
-            raise NotImplementedError(f"backend {name!r} refuses: {reason}")
-    if not usable:
-        raise NotImplementedError(f"no backend runs this grouped GEMM on {device}: " + "; ".join(refusals))
-    return usable
-
-
-def compile_candidates(
-    found: Sequence[Candidate], config: GroupedGemmConfig, device: Device, time_limit: float | None, notes: list[str]
-) -> None:
+def compile_candidates(found: Sequence[Candidate], config: GroupedGemmConfig, device: Device, time_limit: float, notes: list[str]) -> None:
     """Lets backends that can compile for all their candidates at once. What raises there raises again when a candidate is prepared."""
-    by_backend: dict[Backend, list[MatmulAlgorithm]] = {}
-    for backend, algorithm in found:
-        by_backend.setdefault(backend, []).append(algorithm)
-    for backend, algorithms in by_backend.items():
+    seconds = None if time_limit == float("inf") else _COMPILING_SHARE * time_limit
+    for backend in dict.fromkeys(backend for backend, _ in found):
         try:
-            backend.compile_ahead(config.key(), device, algorithms, None if time_limit is None else _COMPILING_SHARE * time_limit)
+            backend.compile_ahead(config.key(), device, [algorithm for one, algorithm in found if one is backend], seconds)
         except Exception as error:
             notes.append(f"{backend.name}: compiling ahead raised {error_text(error)}")
-            _log.warning("%s", notes[-1])

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import datetime
 import logging
+import math
 import operator
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from hipgroupgemm.backends.base import Backend
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.sizes import origin_of, size_class_of, size_samples
 from hipgroupgemm.measure.verify import SizeSet, size_sets
 from hipgroupgemm.operands.views import Device
+from hipgroupgemm.processes import error_text
 from hipgroupgemm.store.identity import identity
 from hipgroupgemm.tuning.candidates import Candidate, compile_candidates, find_candidates
-from hipgroupgemm.tuning.race import Entry, Race, bring_back, out_of_race
+from hipgroupgemm.tuning.race import Entry, Race
 from hipgroupgemm.tuning.report import VERDICTS, TuningReport, TuningRow
-from hipgroupgemm.tuning.runners import Deadlines, Runner, WorkerRunner, WorkerUnavailable, pickled
+from hipgroupgemm.tuning.runners import Deadlines, Runner, WorkerRunner
 from hipgroupgemm.tuning.session import NO_MEMORY, SessionError, Task
 
 __all__ = ["TuningProgress", "tune"]
@@ -114,10 +117,11 @@ def tune(
     where = Device.of(device)
     if not isinstance(config, GroupedGemmConfig):
         raise TypeError(f"config: got {type(config).__name__}, wanted a GroupedGemmConfig")
-    max_algorithms = _integer("max_algorithms", max_algorithms, 1, None)
-    warmup, seed = _integer("warmup", warmup, 0) or 0, _integer("seed", seed, 0) or 0
-    repetitions = _integer("repetitions", repetitions, 1, None)
-    deadlines = Deadlines(_seconds("step_timeout", step_timeout), None if time_limit is None else _seconds("time_limit", time_limit))
+    max_algorithms = None if max_algorithms is None else _integer("max_algorithms", max_algorithms, 1)
+    repetitions = None if repetitions is None else _integer("repetitions", repetitions, 1)
+    warmup, seed = _integer("warmup", warmup, 0), _integer("seed", seed, 0)
+    limit = math.inf if time_limit is None else _seconds("time_limit", time_limit)
+    deadlines = Deadlines(_seconds("step_timeout", step_timeout, _MOST_SECONDS), limit)
     origin = origin_of(group_sizes, origin)
     samples = size_samples(group_sizes, config)
     clock, started = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
@@ -126,28 +130,32 @@ def tune(
     found = find_candidates(config, where, notes, backends, algorithms, max_algorithms, max_workspace_size, deterministic)
     sets = size_sets(config, samples, where)
     runners: list[Runner] = []
-    steps = _Steps(progress)
+    done: collections.Counter[str] = collections.Counter()
+
+    def say(phase: str, entry: Entry, total: int, steps: int = 1) -> None:
+        """A candidate has gone so many steps of a phase."""
+        done[phase] = min(done[phase] + steps, total)
+        if progress is not None:
+            progress(TuningProgress(phase, done[phase], total, entry.row(None, 0.0, None) if entry.verdict else None))
+
     with contextlib.ExitStack() as opened:
         opened.push(lambda *error: _close(runners, notes, abruptly=error[0] is not None))
-        compile_candidates(found, config, where, time_limit, notes)
+        compile_candidates(found, config, where, limit, notes)
         entries = _enter(found, Task(config, where, sets, seed, roofline), deadlines, isolate, runners, notes)
-        _check_entries(entries, sets, deadlines, time_limit, steps)
+        for note in notes:
+            _log.warning("%s", note)
+        _check_entries(entries, sets, deadlines, lambda entry, steps: say("check", entry, len(entries) * len(sets), steps))
         right = [entry for entry in entries if not entry.verdict]
-        race = Race(right, len(samples), warmup, repetitions, seed, deadlines, lambda entry, total: steps("time", entry, total))
-        while True:
-            out = out_of_race(right)
-            race.run()
-            race.confirm(notes)
-            for entry in right:  # closing is a part of being right
-                if not entry.verdict:
-                    entry.runner.forget(entry.algorithm)
-            if out_of_race(right) == out:
-                break
-            bring_back(right)
-        remarks = dict.fromkeys(runner.remark for runner in runners if runner.remark)
-        measured = next((runner.roofline for runner in runners if runner.roofline is not None), None)
-    floor, flops = _floor(config, sets[: len(samples)], measured)
+        race = Race(right, len(samples), warmup, repetitions, seed, deadlines, lambda entry, total: say("time", entry, total))
+        race.finish(notes)
+    measured = next((runner.roofline for runner in runners if runner.roofline is not None), None)
+    flops = [config.flops(one.sizes) for one in sets[: len(samples)]]
+    floor = None
+    if measured is not None:
+        least = [measured.floor_ms(count, config.min_bytes(one.sizes)) for count, one in zip(flops, sets, strict=False)]
+        floor = sum(least) / len(least)
     leader = race.leader()
+    rows = [entry.row(leader, sum(flops) / len(flops), floor) for entry in entries]
     return TuningReport(
         config=config.key(),
         device=str(where),
@@ -162,8 +170,8 @@ def tune(
         seconds=time.monotonic() - clock,
         floor_ms=floor,
         roofline=None if measured is None else dataclasses.asdict(measured),
-        rows=sorted((entry.row(leader, flops, floor) for entry in entries), key=_order),
-        notes=[*notes, *remarks],
+        rows=sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), row.ratio or row.median_ms or 0.0)),
+        notes=list(dict.fromkeys([*notes, *(runner.remark for runner in runners if runner.remark)])),
     )
 
 
@@ -175,116 +183,89 @@ def _close(runners: list[Runner], notes: list[str], *, abruptly: bool) -> None:
             closing.push(lambda *error, runner=runner: runner.close(abruptly=abruptly or error[0] is not None))
 
 
-def _integer(name: str, value: Any, least: int, *default: None) -> int | None:
-    """`value`, from `least` to 2^62, or the default itself where one is given."""
-    if default and value is None:
-        return None
+def _integer(name: str, value: Any, least: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{name}: got {type(value).__name__}, wanted an int")
+        raise TypeError(f"{name}: got {type(value).__name__}, wanted an int") from None
     if not least <= number <= _MOST_SEED:
         raise ValueError(f"{name}={number}: wanted at least {least} and at most 2**62")
     return number
 
 
-def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def _seconds(name: str, value: Any, most: float = math.inf) -> float:
+    if not isinstance(value, (int, float)):
         raise TypeError(f"{name}: got {type(value).__name__}, wanted seconds")
-    if not value > 0 or (name == "step_timeout" and value > _MOST_SECONDS):
-        raise ValueError(f"{name}={value}: wanted more than 0{f' and at most {_MOST_SECONDS}' if name == 'step_timeout' else ''} seconds")
+    if not 0 < value <= most:
+        raise ValueError(f"{name}={value}: wanted more than 0 and at most {most} seconds")
     return value
 
 
-# ---- where candidates run --------------------------------------------------------------------------------------------------------
-
-
 def _enter(
-    found: Sequence[Candidate],
-    task: Task,
-    deadlines: Deadlines,
-    isolate: bool | None,
-    runners: list[Runner],
-    notes: list[str],
+    found: Sequence[Candidate], task: Task, deadlines: Deadlines, isolate: bool | None, runners: list[Runner], notes: list[str]
 ) -> list[Entry]:
     """Entries with runners, which are appended to `runners` as soon as they are there, so that they are closed whatever happens."""
     backends = {backend.name: backend for backend, _ in found}
-    local: dict[str, Backend] = dict(backends)
-    by_backend: dict[str, Runner] = {}
+    sent, refused = {}, {}
+    by_name: dict[str, Runner] = {}
     if isolate if isolate is not None else any(name not in _SAFE for name in backends):
-        sent, refused = pickled({name: backend for name, backend in backends.items() if not _built_in(backend)})
-        said = []
-        try:
-            if len(refused) < len(backends):
-                worker = WorkerRunner(task, sent, deadlines)
-                runners.append(worker)  # before there is a process
-                worker.open()
-                refused |= worker.refused
-                local = {name: backends[name] for name in refused}
-                by_backend = dict.fromkeys(backends, worker)
-        except (WorkerUnavailable, SessionError) as error:  # a GPU that serves one process only, say
-            if str(error).startswith(NO_MEMORY):
-                raise
-            if isolate:
-                raise RuntimeError(f"isolate=True: {error}") from error
-            said, refused = [f"candidates ran in this process, where they can take it down: {error}"], {}
+        for name, backend in backends.items():
+            try:
+                if not type(backend).__module__.startswith("hipgroupgemm.backends."):  # those a worker finds by their names
+                    sent[name] = _portable(backend)
+            except Exception as error:
+                refused[name] = error_text(error)
         if refused and isolate:
             words = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
             raise RuntimeError(
                 f"isolate=True: backends that cannot be pickled: {words}; define their class in a module that can be imported"
             )
-        said += [f"{name} ran in this process, where it can take it down, since it cannot be pickled ({refused[name]})" for name in refused]
-        for note in said:
-            _log.warning("%s", note)
+        said = [f"{name} ran in this process, where it can take it down, since it cannot be pickled ({refused[name]})" for name in refused]
+        try:
+            if len(refused) < len(backends):
+                worker = WorkerRunner(task, sent, deadlines)
+                runners.append(worker)  # before there is a process
+                worker.open()
+                by_name = dict.fromkeys(backends.keys() - refused, worker)
+        except SessionError as error:  # a GPU that serves one process only, say
+            if str(error).startswith(NO_MEMORY):
+                raise
+            if isolate:
+                raise RuntimeError(f"isolate=True: {error}") from error
+            said = [f"candidates ran in this process, where they can take it down: {error}"]
         notes += said
+    local = {name: backend for name, backend in backends.items() if name not in by_name}
     if local:
-        here = Runner(task, local)
-        runners.append(here)
-        by_backend |= dict.fromkeys(local, here)
-    entries = [Entry(algorithm, by_backend[backend.name]) for backend, algorithm in found]
+        runners.append(Runner(task, local))
+        by_name |= dict.fromkeys(local, runners[-1])
+    entries = [Entry(algorithm, by_name[backend.name]) for backend, algorithm in found]
     by_key = {entry.algorithm.key: entry for entry in entries}
     for runner in runners:
         runner.record_failure = lambda algorithm, outcome: by_key[algorithm.key].record_failure(outcome)
     return entries
 
 
-def _built_in(backend: Backend) -> bool:
-    """Whether a worker finds the backend by its name."""
-    return type(backend).__module__.startswith("hipgroupgemm.backends.")
-
-
-# ---- checking ------------------------------------------------------------------------------------------------------------------
-
-
-class _Steps:
-    """Counts steps for `progress`."""
-
-    def __init__(self, progress: Callable[[TuningProgress], object] | None) -> None:
-        self._progress, self._phase, self._done = progress, "", 0
-
-    def __call__(self, phase: str, entry: Entry, total: int, steps: int = 1) -> None:
-        """A candidate has gone so many steps of a phase."""
-        self._done = min((self._done if phase == self._phase else 0) + steps, total)
-        self._phase = phase
-        if self._progress is not None:
-            row = entry.row(None, 0.0, None) if entry.verdict else None
-            self._progress(TuningProgress(phase, self._done, total, row))
+def _portable(backend: Backend) -> Backend:
+    """The backend, if a worker can have it."""
+    if type(backend).__module__ == "__main__":
+        raise TypeError("its class is defined in __main__")
+    pickle.loads(pickle.dumps(backend))
+    return backend
 
 
 def _check_entries(
-    entries: Sequence[Entry], sets: Sequence[SizeSet], deadlines: Deadlines, time_limit: float | None, steps: _Steps
+    entries: Sequence[Entry], sets: Sequence[SizeSet], deadlines: Deadlines, progress: Callable[[Entry, int], object]
 ) -> None:
     """Checks all candidates on all size sets.
 
     The loop over size sets is outside, so that one set's operands serve all candidates. Under a time limit the best guesses come first, at
     first one and then a few at a time, until 60 % of it is over and at least one is right.
     """
-    size, first = len(entries) if time_limit is None else 1, 0
+    limit, first = deadlines.time_limit, 0
+    size = len(entries) if limit == math.inf else 1
     while first < len(entries):
         wave = entries[first : first + size]
-        if deadlines.found and time_limit is not None and deadlines.left() < (1 - _CHECKING_SHARE) * time_limit:
+        if deadlines.found and deadlines.left() < (1 - _CHECKING_SHARE) * limit:
             for entry in entries[first:]:
                 entry.verdict, entry.reason = "untimed", "the time limit came before it was checked"
             return
@@ -296,23 +277,6 @@ def _check_entries(
                     entry.verdict, entry.reason = "untimed", "the time limit came before it was checked in full"
                     continue
                 going_on = entry.take(entry.runner.check(entry.algorithm, index))
-                steps("check", entry, len(entries) * len(sets), 1 if going_on else len(sets) - index)
+                progress(entry, 1 if going_on else len(sets) - index)
         deadlines.found = deadlines.found or any(not entry.verdict for entry in wave)
         first, size = first + size, min(2 * size, _WAVE)
-
-
-# ---- the report ----------------------------------------------------------------------------------------------------------------
-
-
-def _floor(config: GroupedGemmConfig, sets: Sequence[SizeSet], measured: Roofline | None) -> tuple[float | None, float]:
-    """The mean floor (ms) and operations over the size samples."""
-    flops = [config.flops(one.sizes) for one in sets]
-    mean = sum(flops) / len(flops)
-    if measured is None:
-        return None, mean
-    floors = [measured.floor_ms(count, config.min_bytes(one.sizes)) for count, one in zip(flops, sets, strict=True)]
-    return sum(floors) / len(floors), mean
-
-
-def _order(row: TuningRow) -> tuple[int, float]:
-    return VERDICTS.index(row.verdict), row.ratio if row.ratio is not None else row.median_ms or 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from hipgroupgemm.measure.verify import Outcome
 from hipgroupgemm.tuning.report import TuningRow, best_row
 from hipgroupgemm.tuning.runners import Deadlines, Runner
 
-__all__ = ["Entry", "Race", "bring_back", "out_of_race"]
+__all__ = ["Entry", "Race"]
 
 _PRUNED_ABOVE = 2.0
 _PRUNED_AFTER = 3  # rounds that it has in common with the leader
@@ -64,30 +65,19 @@ class Entry(Timed):
     def row(self, leader: Timed | None, flops: float, floor_ms: float | None) -> TuningRow:
         """The report's row; flops are the mean over the size samples."""
         verdict, reason, times = self.verdict, self.reason, list(self.times.values())
+        values: dict[str, Any] = {"error": self.error, "error_limit": self.error_limit, "checked": self.checked}
         if not verdict:
             verdict, reason = ("ok", "") if times else ("untimed", "the time limit came before it was timed")
-        row = TuningRow(self.algorithm, "untimed", reason, error=self.error, error_limit=self.error_limit, checked=self.checked)
         if verdict in ("ok", "pruned"):
-            row = dataclasses.replace(row, ratio=None if leader is None else ratio_to(self, leader), samples=len(times))
+            values |= {"ratio": None if leader is None else ratio_to(self, leader), "samples": len(times)}
         if verdict == "ok":
-            p10, median, p90 = (float(q) for q in np.percentile(times, (10, 50, 90)))
-            fraction = None if floor_ms is None else floor_ms / median
-            row = dataclasses.replace(row, median_ms=median, p10_ms=p10, p90_ms=p90, tflops=flops / median / 1e9, fraction=fraction)
-        return dataclasses.replace(row, verdict=verdict)
+            values |= zip(("p10_ms", "median_ms", "p90_ms"), map(float, np.percentile(times, (10, 50, 90))), strict=True)
+            values["tflops"] = flops / values["median_ms"] / 1e9
+            values["fraction"] = None if floor_ms is None else floor_ms / values["median_ms"]
+        return TuningRow(self.algorithm, verdict, reason, **values)
 
 
-def out_of_race(entries: Sequence[Entry]) -> int:
-    """How many are out of the race for good."""
-    return sum(entry.verdict not in ("", "pruned") for entry in entries)
-
-
-def bring_back(entries: Sequence[Entry]) -> None:
-    """The leader of those that were pruned is out: they race again."""
-    for entry in entries:
-        if entry.verdict == "pruned":
-            entry.verdict = entry.reason = ""
-
-
+@dataclasses.dataclass(eq=False)
 class Race:
     """Times candidates that are right.
 
@@ -95,81 +85,96 @@ class Race:
     like each of them came equally often. A round that a time limit cuts short counts for those that were timed in full. In a candidate's
     last round the result is checked once more: what has been right so far may fail when called often.
 
-    Args:
+    Attributes:
         entries: in the order of the first round. samples: how many size samples there are.
         warmup: untimed calls of each candidate before its first timed one.
         repetitions: rounds; None for 5 to 20, as many as take about a second per candidate.
         seed: of the orders. deadlines: of the time limit. progress: called with an entry that was timed, and how often all are at the most.
     """
 
-    def __init__(
-        self,
-        entries: Sequence[Entry],
-        samples: int,
-        warmup: int,
-        repetitions: int | None,
-        seed: int,
-        deadlines: Deadlines,
-        progress: Callable[[Entry, int], object] = lambda entry, total: None,
-    ) -> None:
-        self._entries, self._samples, self._warmup, self._seed = entries, samples, warmup, seed
-        self._rounds = (repetitions, repetitions) if repetitions is not None else _ROUNDS
-        self._deadlines, self._progress = deadlines, progress
-        self._turn = 0
-        self._out = out_of_race(entries)
+    entries: Sequence[Entry]
+    samples: int
+    warmup: int
+    repetitions: int | None
+    seed: int
+    deadlines: Deadlines
+    progress: Callable[[Entry, int], object] = lambda entry, total: None
+    _turn: int = 0
+    _out: int = 0
+
+    @property
+    def rounds(self) -> tuple[int, int]:
+        """How many at the least and at the most."""
+        return _ROUNDS if self.repetitions is None else (self.repetitions, self.repetitions)
 
     def leader(self) -> Entry | None:
         """The fastest one that is right."""
-        return leader_of([entry for entry in self._entries if not entry.verdict])
+        return leader_of([entry for entry in self.entries if entry.racing])
+
+    def finish(self, notes: list[str]) -> None:
+        """Times, confirms and closes the candidates, until nobody drops out any more: closing is a part of being right."""
+        while True:
+            self.run()
+            self.confirm(notes)
+            for entry in self.entries:
+                if entry.racing:
+                    entry.runner.forget(entry.algorithm)
+            if not self._dropped_out():
+                return
 
     def run(self) -> None:
         """All rounds that are left."""
-        self._deadlines.found = any(entry.times for entry in self._entries)  # a time limit waits for the first time
-        seconds = _SECONDS * len(self._entries) * self._samples
+        self.deadlines.found = any(entry.times for entry in self.entries)  # a time limit waits for the first time
         time_rounds(
-            self._entries,
+            self.entries,
             self._time,
-            rounds=self._rounds,
-            seconds=seconds,
-            seed=self._seed,
-            over=self._deadlines.over,
+            rounds=self.rounds,
+            seconds=_SECONDS * len(self.entries) * self.samples,
+            seed=self.seed,
+            over=self.deadlines.over,
             after_round=lambda number: self._prune(),
         )
 
-    def _time(self, entry: Entry, number: int, progress: bool = True) -> float | None:
+    def _time(self, entry: Entry, number: int) -> float | None:
         del number
         self._turn += 1
         took = self._time_samples(entry)
-        if took is not None:
-            self._deadlines.found = True
-        if progress:
-            self._progress(entry, len(self._entries) * self._rounds[1])
+        self.deadlines.found |= took is not None
+        self.progress(entry, len(self.entries) * self.rounds[1])
         return took
 
     def _time_samples(self, entry: Entry) -> float | None:
         done, total = len(entry.times), 0.0
-        checked = done + 1 in self._rounds  # without a number of rounds, the earliest that may be the last one as well
-        for sample in range(self._samples):
-            for _ in range(0 if done else self._warmup):
+        checked = done + 1 in self.rounds  # without a number of rounds, the earliest that may be the last one as well
+        for sample in range(self.samples):
+            for _ in range(0 if done else self.warmup):
                 if not entry.take(entry.runner.time(entry.algorithm, sample, self._turn, False)):
                     return None
             outcome = entry.runner.time(entry.algorithm, sample, self._turn + sample, checked)
             if not entry.take(outcome):
                 return None
-            if outcome.ms is None or not (math.isfinite(outcome.ms) and outcome.ms > 0):
+            if outcome.ms is None or not 0 < outcome.ms < math.inf:
                 entry.take(Outcome("failed", f"it was timed at {outcome.ms} ms: the clock or the device's events cannot be relied on"))
                 return None
             total += outcome.ms
-        return total / self._samples
+        return total / self.samples
+
+    def _dropped_out(self) -> bool:
+        """Whether somebody has left the race for good since this was asked. Others may have been pruned for him: they race again."""
+        before, self._out = self._out, sum(entry.verdict not in ("", "pruned") for entry in self.entries)
+        if self._out == before:
+            return False
+        for entry in self.entries:
+            if entry.verdict == "pruned":
+                entry.verdict = entry.reason = ""
+        return True
 
     def _prune(self) -> None:
-        """Takes out who is far behind the leader of the same rounds; who was, brings them back when that leader is out."""
-        if self._out != (out := out_of_race(self._entries)):
-            self._out = out
-            bring_back(self._entries)
+        """Takes out who is far behind the leader of the same rounds."""
+        self._dropped_out()
         leader = self.leader()
-        for entry in self._entries:
-            if leader is None or entry.verdict or len(entry.times) >= self._rounds[1]:
+        for entry in self.entries:
+            if leader is None or not entry.racing or len(entry.times) >= self.rounds[1]:
                 continue
             common = len(entry.times.keys() & leader.times.keys())
             ratio = ratio_to(entry, leader)
@@ -182,30 +187,25 @@ class Race:
         met: set[frozenset[Entry]] = set()
         for _ in range(_DUELS):
             leader = self.leader()
-            rows = {
-                entry.algorithm.key: (entry.row(leader, 0.0, None), entry) for entry in self._entries if not entry.verdict and entry.times
-            }
-            best = best_row(row for row, _ in rows.values())
-            if best is None or len(rows) < 2:
+            rows = [(entry.row(leader, 0.0, None), entry) for entry in self.entries if entry.racing and entry.times]
+            best = best_row(row for row, _ in rows)
+            rows.sort(key=lambda pair: (pair[0] is not best, pair[0].ratio or math.inf))
+            pair = [entry for _, entry in rows[:2]]
+            if len(pair) < 2 or frozenset(pair) in met:
                 return
-            winner = rows.pop(best.algorithm.key)[1]
-            second = min(rows.values(), key=lambda other: other[0].ratio or math.inf)[1]
-            pair = frozenset((winner, second))
-            if pair in met:
-                return
-            if self._deadlines.over():
+            if self.deadlines.over():
                 notes.append("the time limit came before the winner was confirmed against the runner-up")
                 return
-            met.add(pair)
-            self._duel(winner, second)
+            met.add(frozenset(pair))
+            self._duel(pair)
 
-    def _duel(self, *pair: Entry) -> None:
+    def _duel(self, pair: Sequence[Entry]) -> None:
         """A few rounds of two, who begin by turns."""
-        first = 1 + max(number for entry in self._entries for number in entry.times)
-        for number in range(first, first + min(_DUEL_ROUNDS, self._rounds[0])):
+        first = 1 + max(number for entry in self.entries for number in entry.times)
+        for number in range(first, first + min(_DUEL_ROUNDS, self.rounds[0])):
             for entry in pair if number % 2 else reversed(pair):
-                if self._deadlines.over() or not all(one.racing for one in pair):
+                if self.deadlines.over() or not all(one.racing for one in pair):
                     return
-                took = self._time(entry, number, progress=False)
+                took = self._time(entry, number)
                 if took is not None:
                     entry.times[number] = took

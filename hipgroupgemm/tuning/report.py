@@ -7,7 +7,7 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -15,7 +15,7 @@ from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.measure.text import write_text
 from hipgroupgemm.store.records import SEED
-from hipgroupgemm.tuning.show import ReportTable, plot_report, summary_text
+from hipgroupgemm.tuning.show import plot_report, rich_parts, summary_text
 from hipgroupgemm.tuning.tables import printable
 
 __all__ = ["VERDICTS", "TuningReport", "TuningRow", "best_row"]
@@ -189,14 +189,12 @@ class TuningReport:
         if data.keys() - {"schema"} != names:
             missing, unknown = sorted(names - data.keys()), sorted(data.keys() - names - {"schema"})
             raise ValueError(f"report: missing fields {missing}, unknown fields {unknown}")
-        if not isinstance(data["rows"], list):
-            raise ValueError(f"report: rows is {type(data['rows']).__name__}, wanted a list")
-        rows = [TuningRow.from_dict(row) for row in data["rows"]]
-        config = GroupedGemmConfig.from_json(json.dumps(data["config"]))
+        types = {name: kind for name, kind in get_type_hints(cls).items() if name not in ("config", "rows")}
         try:
-            types = {name: kind for name, kind in get_type_hints(cls).items() if name not in ("config", "rows")}
+            rows = [TuningRow.from_dict(row) for row in data["rows"]]
+            config = GroupedGemmConfig.from_json(json.dumps(data["config"]))
             rest = msgspec.convert({name: data[name] for name in types}, msgspec.defstruct("Rest", list(types.items())))
-        except (ValueError, OverflowError, RecursionError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"report: is none that to_dict() wrote: {error}") from None
         return cls(config=config, rows=rows, **msgspec.structs.asdict(rest))
 
@@ -226,18 +224,16 @@ class TuningReport:
         context = {name: getattr(self, name) for name in ("device", "device_name", "size_class", "origin", "floor_ms", "started")}
         context |= {name: getattr(c, name) for name in ("m", "n", "k", "type_a", "type_b", "type_d", "beta")}
         context |= {"mode": c.ragged_mode.name, "batch": c.batch_count, "groups": c.group_count}
-        ragged = {"NON_CONTRACTING": "m", "CONTRACTING": "k"}.get(c.ragged_mode.name)
-        if ragged is not None:
-            context[ragged] = self.ragged_extent
+        if c.ragged_mode.name != "BATCH":
+            context["m" if c.ragged_mode.name == "NON_CONTRACTING" else "k"] = self.ragged_extent
         buffer = io.StringIO()
         writer = csv.DictWriter(buffer, [*_ALGORITHM, *_ROW, *context], lineterminator="\n")
         writer.writeheader()
-        for row in self.rows:
-            cells = {name: "" if cell is None else cell for name, cell in {**row.to_dict(), **context}.items()}
-            writer.writerow({name: printable(cell) if isinstance(cell, str) else cell for name, cell in cells.items()})
+        writer.writerows(row.to_dict() | context for row in self.rows)
+        text = printable(buffer.getvalue())
         if path is not None:
-            write_text(Path(path), buffer.getvalue())
-        return buffer.getvalue()
+            write_text(Path(path), text)
+        return text
 
     def plot(self, path: Path | str, count: int = 30) -> None:
         """Writes a picture (.png, .svg, .pdf) of the `count` fastest candidates: median, and p10 to p90 as a line.
@@ -250,9 +246,9 @@ class TuningReport:
         """The problem, the winner and the verdicts in a few lines; rich.print(report) shows a table of all candidates."""
         return summary_text(self)
 
-    def __rich__(self) -> Any:
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         """A table of the candidates for a terminal, then the reasons of those that are not "ok"."""
-        return ReportTable(self)
+        return rich_parts(self, options.max_width)
 
 
 def _plain(value: Any) -> Any:

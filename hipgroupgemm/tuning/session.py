@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
-import pickle
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hipgroupgemm.backends import get_backend
@@ -26,11 +23,11 @@ _MOST_PREPARED = 256
 _rooflines: dict[tuple[Device, str], Roofline | None] = {}  # measured once per process
 
 NO_MEMORY = "no memory for the operands"
-"""How the text of a `SessionError` begins where the device has not room; the text alone comes through from a worker."""
+"""How the text of a `SessionError` begins where the device has not room."""
 
 
 class SessionError(RuntimeError):
-    """The session itself failed, not a candidate."""
+    """The session itself failed, or there is no worker for it; no candidate did."""
 
 
 class StepResult(NamedTuple):
@@ -69,57 +66,57 @@ class Session:
         SessionError: there is no harness, or not the memory for the operands.
     """
 
-    def __init__(self, task: Task, backends: dict[str, Backend], note: Callable[..., None] = lambda *_: None) -> None:
+    def __init__(self, task: Task, backends: Mapping[str, Backend], note: Callable[..., None] = lambda *_: None) -> None:
         self.task, self._backends, self._note = task, backends, note
-        self._prepared: collections.OrderedDict[tuple[str, int, str], tuple[Executable, MatmulAlgorithm]] = collections.OrderedDict()
+        self._prepared: dict[tuple[str, int, str], tuple[Executable, MatmulAlgorithm]] = {}  # who was used last is last
         self._faults: list[tuple[MatmulAlgorithm, str]] = []
         note("operands")
-        try:
+        with self._nobodys_fault():
             self._harness = harness_for(task.device)
-        except Exception as error:
-            raise SessionError(f"there is no harness for {task.device}: {error_text(error)}") from error
-        self.remark = self._harness.note
-        try:
-            key = (task.device, task.config.type_a)
-            if task.roofline and key not in _rooflines:
-                _rooflines[key] = self._harness.roofline(task.config.type_a)
-            self.roofline = _rooflines[key] if task.roofline else None
-            self._verifier = Verifier(self._harness, task.config, task.sets, seed=task.seed, note=note)
-            self._most_workspace = self._harness.free_bytes() // _WORKSPACE_SHARE
-        except Exception as error:
-            self.close()
-            if isinstance(error, MemoryError):
-                raise self._no_memory(error) from error
-            raise SessionError(error_text(error)) from error
+            try:
+                key = (task.device, task.config.type_a)
+                if task.roofline and key not in _rooflines:
+                    _rooflines[key] = self._harness.roofline(task.config.type_a)
+                self.roofline, self.remark = _rooflines[key] if task.roofline else None, self._harness.note
+                self._verifier = Verifier(self._harness, task.config, task.sets, seed=task.seed, note=note)
+                self._most_workspace = self._harness.free_bytes() // _WORKSPACE_SHARE
+            except Exception:
+                self.close()
+                raise
 
-    def _no_memory(self, error: MemoryError) -> SessionError:
-        return SessionError(f"{NO_MEMORY} on {self.task.device}: {error}")
+    @contextlib.contextmanager
+    def _nobodys_fault(self) -> Iterator[None]:
+        """What is raised here is no candidate's fault."""
+        try:
+            yield
+        except MemoryError as error:
+            raise SessionError(f"{NO_MEMORY} on {self.task.device}: {error}") from error
+        except Exception as error:
+            raise SessionError(error_text(error)) from error
 
     # ---- candidates --------------------------------------------------------------------------------------------------------
 
     def _executable(self, algorithm: MatmulAlgorithm) -> Executable:
-        found = self._prepared.get(algorithm.key)
-        if found is not None:
-            self._prepared.move_to_end(algorithm.key)
-            return found[0]
-        held = sum(one.workspace_size for _, one in self._prepared.values())
-        while self._prepared and (held + algorithm.workspace_size > self._most_workspace or len(self._prepared) >= _MOST_PREPARED):
-            oldest = next(iter(self._prepared.values()))[1]
-            self.forget(oldest)
-            held -= oldest.workspace_size
-        self._note("prepare")
-        backend = self._backends.get(algorithm.backend) or get_backend(algorithm.backend)
-        executable = backend.prepare(self.task.config.key(), self.task.device, algorithm, self._harness.stream)
-        self._prepared[algorithm.key] = (executable, algorithm)
-        return executable
+        entry = self._prepared.pop(algorithm.key, None)
+        if entry is None:
+            while self._prepared and (
+                sum(one.workspace_size for _, one in self._prepared.values()) + algorithm.workspace_size > self._most_workspace
+                or len(self._prepared) >= _MOST_PREPARED
+            ):
+                self.forget(next(iter(self._prepared.values()))[1])
+            self._note("prepare")
+            backend = self._backends.get(algorithm.backend) or get_backend(algorithm.backend)
+            entry = backend.prepare(self.task.config.key(), self.task.device, algorithm, self._harness.stream), algorithm
+        self._prepared[algorithm.key] = entry
+        return entry[0]
 
     def forget(self, algorithm: MatmulAlgorithm) -> Outcome:
         """Closes what is prepared of a candidate: it is not needed any more, or others need its room."""
-        found = self._prepared.pop(algorithm.key, None)
-        if found is not None:
+        entry = self._prepared.pop(algorithm.key, None)
+        if entry is not None:
             self._note("close", algorithm)
             try:
-                found[0].close()
+                entry[0].close()
             except (Exception, SystemExit) as error:  # nobody's affair but its own
                 self._faults.append((algorithm, f"while it was closed: {error_text(error)}"))
         return Outcome()
@@ -128,14 +125,9 @@ class Session:
 
     def step(self, kind: str, algorithm: MatmulAlgorithm, *arguments: Any) -> StepResult:
         """Calls `check`, `time` or `forget`. Raises SessionError for what is no candidate's fault."""
-        try:
+        with self._nobodys_fault():
             outcome = getattr(self, kind)(algorithm, *arguments)
-        except SessionError:
-            raise
-        except Exception as error:  # the harness could not do its part
-            raise SessionError(error_text(error)) from error
-        finally:
-            faults, self._faults = self._faults, []
+        faults, self._faults = self._faults, []
         return StepResult(outcome, self.broken(), faults)
 
     def broken(self) -> str:
@@ -150,9 +142,9 @@ class Session:
         """Checks a candidate on a size set. One that is larger than the problem goes unchecked where the device has not room for it."""
         try:
             self._verifier.use(index, timing=False)
-        except MemoryError as error:
+        except MemoryError:
             if self.task.sets[index].config is None:
-                raise self._no_memory(error) from error
+                raise
             return Outcome()
         return self._guarded(
             algorithm, lambda: self._verifier.check(index, lambda: self._executable(algorithm), deterministic=algorithm.deterministic)
@@ -160,10 +152,7 @@ class Session:
 
     def time(self, algorithm: MatmulAlgorithm, sample: int, turn: int, checked: bool) -> Outcome:
         """Times one cold call of a candidate on a sample, with the operands of that turn; see `Verifier.time`."""
-        try:
-            self._verifier.use(sample, timing=True)
-        except MemoryError as error:
-            raise self._no_memory(error) from error
+        self._verifier.use(sample, timing=True)
         made_anew = algorithm.key not in self._prepared  # others took its room
         return self._guarded(
             algorithm, lambda: self._verifier.time(sample, turn, lambda: self._executable(algorithm), checked=checked, cold=made_anew)
@@ -195,35 +184,22 @@ class Session:
 _session: Session | None = None
 
 
-def open_session(task: Task, pickled: dict[str, bytes]) -> tuple[dict[str, str], Roofline | None, str]:
-    """Opens this process's session; why backends can't be had here, by name, then the session's roofline and remark."""
+def open_session(task: Task, backends: Mapping[str, Backend]) -> tuple[Roofline | None, str]:
+    """Opens this process's session; its roofline and remark."""
     global _session
-    close_session()
-    backends, refused = {}, {}
-    for name, data in pickled.items():
-        try:
-            backends[name] = pickle.loads(data)
-        except Exception as error:
-            refused[name] = error_text(error)
     _session = Session(task, backends, step)
-    return refused, _session.roofline, _session.remark
+    return _session.roofline, _session.remark
 
 
 def session_step(kind: str, algorithm: MatmulAlgorithm, *arguments: Any) -> StepResult:
     """A step of this process's session."""
-    if _session is None:
-        raise SessionError("no session is open")
+    assert _session is not None
     return _session.step(kind, algorithm, *arguments)
 
 
 def close_session() -> None:
-    """Closes this process's session, where one is open."""
+    """Closes this process's session."""
     global _session
     session, _session = _session, None
     if session is not None:
         session.close()
-
-
-def linger(seconds: float) -> None:
-    """Does nothing for a while: what a candidate has left behind may end this process."""
-    time.sleep(seconds)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +17,7 @@ from hipgroupgemm.tuning.tables import Column, fitting_table, noise_text, printa
 if TYPE_CHECKING:
     from hipgroupgemm.tuning.report import TuningReport, TuningRow
 
-__all__ = ["ReportTable", "plot_report", "summary_text"]
+__all__ = ["plot_report", "rich_parts", "summary_text"]
 
 _COLOURS = {"ok": "#1b6ca8", "pruned": "#b9c4cc"}
 _DPI = 150
@@ -25,22 +25,15 @@ _STYLES = {"ok": None, "pruned": "dim", "untimed": "dim"}
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
-class ReportTable:
-    """What `TuningReport.__rich__` shows: what a narrow terminal has no room for is left to JSON and CSV."""
-
-    def __init__(self, report: TuningReport) -> None:
-        self.report = report
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table, then the reasons of those that are not right, then the notes."""
-        del console
-        yield _table(self.report, options.max_width)
-        for row in self.report.rows:
-            if row.verdict not in ("ok", "pruned") and row.reason:
-                a = row.algorithm
-                yield Text(printable(f"{a.backend} {a.index} {a.name}: {row.verdict}: {row.reason}"))
-        for note in _notes(self.report):
-            yield Text(printable(note))
+def rich_parts(report: TuningReport, width: int) -> Iterator[Table | Text]:
+    """The table, then the reasons of those that are not right, then the notes. What there is no room for is left to JSON and CSV."""
+    yield _table(report, width)
+    for row in report.rows:
+        if row.verdict not in ("ok", "pruned") and row.reason:
+            a = row.algorithm
+            yield Text(printable(f"{a.backend} {a.index} {a.name}: {row.verdict}: {row.reason}"))
+    for note in _notes(report):
+        yield Text(printable(note))
 
 
 def _table(report: TuningReport, width: int) -> Table:
@@ -90,12 +83,12 @@ def _notes(report: TuningReport) -> list[str]:
     """The report's notes, and what makes the winner's time doubtful."""
     best = report.best
     doubt = "" if best is None else noise_text(best.median_ms, best.p10_ms, best.p90_ms, best.samples)
-    if best is None or not doubt:
-        return list(report.notes)
-    if doubt == "few":
-        calls = "1 timed call" if best.samples == 1 else f"{best.samples} timed calls"
-        return [*report.notes, f"the winner's median is of {calls}, which says little of noise; give it more time or repetitions"]
-    return [*report.notes, "the winner's times spread widely (p10 to p90): the device was busy or its clocks moved"]
+    calls = "" if best is None else f"{best.samples} timed call{'s' * (best.samples != 1)}"
+    words = {
+        "few": f"the winner's median is of {calls}, which says little of noise; give it more time or repetitions",
+        "wide": "the winner's times spread widely (p10 to p90): the device was busy or its clocks moved",
+    }
+    return [*report.notes, *([words[doubt]] if doubt else [])]
 
 
 def _title(report: TuningReport) -> str:
@@ -122,32 +115,26 @@ def plot_report(report: TuningReport, path: Path, count: int) -> None:
     if not timed:
         raise ValueError("rows: no candidate was timed, there is nothing to plot")
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"plot needs matplotlib ({error}): pip install 'hipgroupgemm[bench]'") from error
 
     shown = timed[:count]
+    rows, places = [row for _, row in shown], range(len(shown))
     figure = Figure(figsize=(9.0, 1.6 + 0.28 * len(shown)), layout="constrained")
-    FigureCanvasAgg(figure)
     axis = figure.subplots()
-    places = list(range(len(shown)))
-    axis.barh(places, [ms for ms, _ in shown], 0.7, color=[_COLOURS.get(row.verdict, "#c8553d") for _, row in shown], zorder=2)
-    for place, (_, row) in zip(places, shown, strict=True):
-        if row.p10_ms is not None and row.p90_ms is not None:
-            axis.plot([row.p10_ms, row.p90_ms], [place, place], color="0.2", linewidth=1.2, zorder=3)
-    names = shorten([printable(row.algorithm.name) for _, row in shown], 44)
-    labels = [f"{'* ' if row is best else ''}{row.algorithm.backend} {name}" for (_, row), name in zip(shown, names, strict=True)]
+    axis.barh(places, [ms for ms, _ in shown], 0.7, color=[_COLOURS.get(row.verdict, "#c8553d") for row in rows])
+    for place, row in enumerate(rows):
+        axis.plot([row.p10_ms or math.nan, row.p90_ms or math.nan], [place, place], color="0.2", linewidth=1.2)
+    names = shorten([printable(row.algorithm.name) for row in rows], 44)
+    labels = [f"{'* ' if row is best else ''}{row.algorithm.backend} {name}" for row, name in zip(rows, names, strict=True)]
     axis.set_yticks(places, labels, fontsize=7)
     axis.invert_yaxis()
     if report.floor_ms is not None:
-        axis.axvline(report.floor_ms, color="0.3", linewidth=1, linestyle="--", zorder=4)
+        axis.axvline(report.floor_ms, color="0.3", linewidth=1, linestyle="--")
     axis.set_xlim(left=0)
-    axis.set_xlabel(
-        "median ms, cold (line: p10 to p90; dashed: the floor; grey: stopped early, its ratio times the winner's time)", fontsize=8
-    )
-    axis.grid(axis="x", color="0.88", zorder=0)
-    axis.spines[["top", "right"]].set_visible(False)
+    words = "median ms, cold (line: p10 to p90; dashed: the floor; grey: stopped early, its ratio times the winner's time)"
+    axis.set_xlabel(words, fontsize=8)
     notes = [note for note in _notes(report) if "load average" in note or note.startswith("the winner's")]
     lines = [_title(report), *([f"{len(shown)} of {len(timed)} timed"] if len(shown) < len(timed) else []), *notes]
     figure.suptitle(printable("\n".join(lines)), fontsize=8, wrap=True)

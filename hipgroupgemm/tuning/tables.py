@@ -19,10 +19,6 @@ _READABLE = 24  # columns of a terminal that a name should have, if it is that l
 _LEAST = 12
 _GAP = 2  # blanks between two columns
 _TILE = re.compile(r"MT\d+x\d+(?:x\d+)*|\d+x\d+(?:x\d+)*")  # the macro tile tells kernels apart
-_GONE = "…"
-
-
-# ---- tables ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,47 +60,36 @@ def fitting_table(columns: Sequence[Column], styles: Sequence[str | None], width
 
 def _rest(columns: Sequence[Column], width: int) -> int:
     """What the other columns leave for each column of names."""
-    names = sum(column.name for column in columns)
     taken = sum(column.width for column in columns if not column.name) + _GAP * (len(columns) - 1) + 2
-    return (width - taken) // max(names, 1)
+    return (width - taken) // max(sum(column.name for column in columns), 1)
 
 
 def shorten(names: Sequence[str], width: int) -> list[str]:
-    """Names that fit a width. Of long ones the parts that all have in common go first; the macro tile stays."""
-    parts = [name.split("_") for name in names]
-    common = set.intersection(*map(set, parts)) if len(set(names)) > 1 else set()
-    return [name if len(name) <= width else _cut(_without(own, common, width), width) for name, own in zip(names, parts, strict=True)]
+    """Names that fit a width. Of long ones the parts that all have in common go first, the longest of them before the others."""
+    parts = [set(name.split("_")) for name in names]
+    common = sorted(set.intersection(*parts), key=lambda part: (-len(part), part)) if len(set(names)) > 1 else []
+    return [_fitting(name, common, width) for name in names]
 
 
-def _without(parts: list[str], common: set[str], width: int) -> str:
-    """A name without the common parts in its middle that there is no room for, the longest first."""
-    left: list[str] = list(parts)
-    for part in sorted(common, key=len, reverse=True):
-        if len(_joined(left)) <= width:
+def _fitting(name: str, common: Sequence[str], width: int) -> str:
+    left = name.split("_")
+    for part in common:
+        if len(name) <= width:
             break
-        left = [left[0], *("" if one == part else one for one in left[1:])]
-    return _joined(left)
-
-
-def _joined(parts: list[str]) -> str:
-    return re.sub("_*(_)?…(_…)*", _GONE, "_".join(part or _GONE for part in parts))
+        left = ["…" if one == part else one for one in left]
+        name = re.sub("_?…[_…]*", "…", "_".join(left))
+    return name if len(name) <= width else _cut(name, width)
 
 
 def _cut(name: str, width: int) -> str:
-    """A name that fits: both ends, and the macro tile between them where there is one."""
-    if len(name) <= width:
-        return name
-    tiles = sorted(_TILE.findall(name), key=lambda text: not text.startswith("MT"))
-    tile = tiles[0] if tiles and len(tiles[0]) + 3 <= width else ""
-    room = width - 1 - (len(tile) + 1 if tile else 0)
-    head, tail = name[: room // 2], name[len(name) - (room - room // 2) :]
-    if tile and (tile in head or tile in tail):
-        room, tile = width - 1, ""
-        head, tail = name[: room // 2], name[len(name) - (room - room // 2) :]
-    return re.sub("…[_…]*…", _GONE, f"{head}{_GONE}{tile}{_GONE if tile else ''}{tail}")
-
-
-# ---- texts -----------------------------------------------------------------------------------------------------------------------
+    """A name that fits: both ends, and the macro tile between them where it would be lost."""
+    found = sorted(_TILE.findall(name), key=lambda text: not text.startswith("MT"))
+    for tile in ("", *(f"{text}…" for text in found[:1])):
+        room = max(width - 1 - len(tile), 0)
+        cut = f"{name[: room // 2]}…{tile}{name[len(name) - (room - room // 2) :]}"
+        if not found or found[0] in cut:
+            return cut
+    return cut
 
 
 def noise_text(median: float | None, p10: float | None, p90: float | None, samples: int) -> str:
@@ -118,4 +103,4 @@ def noise_text(median: float | None, p10: float | None, p90: float | None, sampl
 
 def printable(text: str) -> str:
     """`text` with what UTF-8 has no bytes for written as an escape: a lone surrogate can't be printed, nor written to a file."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 
 import numpy as np
@@ -10,7 +11,7 @@ from ratios import bare_loop, bare_loop_ratio, measure_ratios, padded_ratio
 
 from hipgroupgemm import GroupedMatmulPlan, register_backend, unregister_backend
 from hipgroupgemm.backends.reference import ReferenceBackend
-from hipgroupgemm.benchmark.baselines import BASELINES, Baseline
+from hipgroupgemm.benchmark.baselines import BASELINES, Baseline, array_library
 from hipgroupgemm.benchmark.rows import Row
 from hipgroupgemm.benchmark.runner import Job, Runner
 from hipgroupgemm.measure.harness import harness_for
@@ -19,7 +20,7 @@ from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.verify import SizeSet, Verifier
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
 from hipgroupgemm.operands.dtypes import DTYPES
-from hipgroupgemm.operands.views import numpy_view
+from hipgroupgemm.operands.views import Device, numpy_view
 from hipgroupgemm.store.store import TuningStore
 
 SHAPE = MoEShape(37, 19, 23, 5, label="odd")
@@ -74,6 +75,12 @@ def test_padded_baselines_say_when_memory_lacks() -> None:
     for name in ("padded_dot", "padded_batch"):
         with pytest.raises(MemoryError, match=r"the padded operand takes 0\.0 GiB, 0\.0 GiB are free"):
             verdict_of(BASELINES[name][1], job(), memory=1000)
+
+
+def test_a_gpu_without_cupy_refuses_baselines_and_falls_to_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(NotImplementedError, match="the baselines need CuPy on cuda:0"):
+        array_library(Device("cuda"))
 
 
 def test_operands_that_can_not_fit_are_not_made() -> None:

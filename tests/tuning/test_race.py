@@ -11,6 +11,7 @@ import pytest
 from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.measure.timer import leader_of, ratio_to
 from hipgroupgemm.measure.verify import Outcome
+from hipgroupgemm.processes import WorkerDied, WorkerTimedOut
 from hipgroupgemm.tuning.race import Entry, Race
 from hipgroupgemm.tuning.report import best_row
 from hipgroupgemm.tuning.runners import Deadlines, Runner
@@ -49,9 +50,7 @@ def run(names, ms, *, samples=1, warmup=0, repetitions=None, seed=0, deadlines=N
     runner = FakeRunner(ms)
     entries = [Entry(MatmulAlgorithm("fake", index, name, 0, True), runner) for index, name in enumerate(names)]
     told = []
-    race = Race(
-        entries, samples, warmup, repetitions, seed, deadlines or Deadlines(60, None), lambda e, n: told.append((e.algorithm.name, n))
-    )
+    race = Race(entries, samples, warmup, repetitions, seed, deadlines or Deadlines(60), lambda e, n: told.append((e.algorithm.name, n)))
     race.run()
     if confirm is not None:
         race.confirm(confirm)
@@ -180,7 +179,7 @@ def test_without_a_number_there_are_as_many_rounds_as_fit(monkeypatch):
 def test_a_time_limit_keeps_what_is_done():
     class Short(Deadlines):
         def __init__(self, calls):
-            super().__init__(60, None)
+            super().__init__(60)
             self.calls = calls
 
         def over(self):
@@ -222,15 +221,16 @@ def test_deadlines(monkeypatch):
     assert deadlines.over()
     limits = deadlines.of_steps()
     assert 0 < limits["run"] < 60.0
-    assert deadlines.shortened("run", limits["run"])
-    assert not deadlines.shortened("run", 60.0)
-    assert not Deadlines(60.0, None).over()
+    assert deadlines.shortened(WorkerTimedOut("run", limits["run"]))
+    assert not deadlines.shortened(WorkerTimedOut("run", 60.0))
+    assert not deadlines.shortened(WorkerDied("gone", step="run"))
+    assert not Deadlines(60.0).over()
     assert limits["operands"] >= 600
     assert 0 < limits["close"] < 60.0
     assert 60.0 <= limits["check"] < 600  # the time limit holds for judging too
-    assert deadlines.shortened("check", limits["check"])
-    assert not deadlines.shortened("close", limits["close"])  # who takes so long hangs
-    assert Deadlines(60.0, None).of_steps()["check"] >= 600
+    assert deadlines.shortened(WorkerTimedOut("check", limits["check"]))
+    assert not deadlines.shortened(WorkerTimedOut("close", limits["close"]))  # who takes so long hangs
+    assert Deadlines(60.0).of_steps()["check"] >= 600
 
 
 @pytest.mark.parametrize("ms", [0.0, -1.0, math.nan, math.inf])
@@ -252,7 +252,7 @@ def test_who_is_blamed_out_of_turn_is_asked_no_more():
 
     runner = FakeRunner(says)
     entries = {n: Entry(MatmulAlgorithm("fake", i, n, 0, True), runner) for i, n in enumerate(("culprit", "good", "near"))}
-    Race(list(entries.values()), 1, 0, 8, 0, Deadlines(60, None)).run()
+    Race(list(entries.values()), 1, 0, 8, 0, Deadlines(60)).run()
     assert runner.seen["culprit", 0] <= 4
     assert {name: entry.verdict for name, entry in entries.items()} == {"culprit": "failed", "good": "", "near": ""}
 
@@ -357,7 +357,7 @@ def test_without_time_the_winner_is_not_confirmed_and_a_note_says_so():
         calls.append(name)
         return 1.0
 
-    run(["a", "b"], says, repetitions=3, deadlines=Over(60, None), confirm=notes)
+    run(["a", "b"], says, repetitions=3, deadlines=Over(60), confirm=notes)
     assert notes == ["the time limit came before the winner was confirmed against the runner-up"]
 
 

@@ -18,6 +18,7 @@ import hipgroupgemm as hgg
 from hipgroupgemm import processes
 from hipgroupgemm.measure.host_harness import HostHarness
 from hipgroupgemm.processes import worker
+from hipgroupgemm.tuning import runners
 from hipgroupgemm.tuning.engine import tune
 from hipgroupgemm.tuning.report import VERDICTS, TuningReport
 from hipgroupgemm.tuning.session import NO_MEMORY, SessionError
@@ -393,7 +394,7 @@ def test_the_shortest_limit_leaves_one_right_candidate(register):
 
 
 def test_a_hang_that_the_time_limit_ends_is_no_verdict(register, monkeypatch):
-    monkeypatch.setattr("hipgroupgemm.tuning.runners._LEAST_RUN", 1.5)
+    monkeypatch.setitem(runners._LEAST, "run", 1.5)
     register(FakeBackend(["good:1", "hangs"]))
     report = tune(forward(8, 4, 4), "cpu", backends="double", roofline=False, time_limit=1.0)
     assert verdicts(report) == {"good:1": "ok", "hangs": "untimed"}
