@@ -83,12 +83,13 @@ def _fitting(name: str, common: Sequence[str], width: int) -> str:
 
 def _cut(name: str, width: int) -> str:
     """A name that fits: both ends, and the macro tile between them where it would be lost."""
-    found = sorted(_TILE.findall(name), key=lambda text: not text.startswith("MT"))
-    for tile in ("", *(f"{text}…" for text in found[:1])):
-        room = max(width - 1 - len(tile), 0)
+    tiles = sorted(_TILE.findall(name), key=lambda text: not text.startswith("MT"))
+    kept = [f"{text}…" for text in tiles[:1] if len(text) + 4 <= width]
+    for tile in ("", *kept):
+        room = width - 1 - len(tile)
         cut = f"{name[: room // 2]}…{tile}{name[len(name) - (room - room // 2) :]}"
-        if not found or found[0] in cut:
-            return cut
+        if not kept or tiles[0] in cut:
+            break
     return cut
 
 
