@@ -161,3 +161,19 @@ def naming(what):
     except BaseException as error:
         error.add_note(str(what)) if hasattr(error, "add_note") else print(what)
         raise
+
+
+def test_results_are_of_the_callers_framework_whoever_called_before(rng):
+    """Calls of one layout share what is remembered, but for the kind of their result."""
+    import jax
+
+    lhs, rhs = rng.standard_normal((5, 4)).astype(np.float32), rng.standard_normal((2, 4, 6)).astype(np.float32)
+    sizes = np.array([2, 3], np.int32)
+    theirs = [jax.numpy.asarray(array) for array in (lhs, rhs, sizes)]
+    for first, second in ((theirs, (lhs, rhs, sizes)), ((lhs, rhs, sizes), theirs)):
+        hgg.clear_plan_cache()
+        for _ in range(3):
+            for operands in (first, second, second):
+                result = hgg.ragged_dot(*operands)
+                assert isinstance(result, jax.Array if operands is theirs else np.ndarray)
+                np.testing.assert_allclose(np.asarray(result)[:2], lhs[:2] @ rhs[0], rtol=1e-5, atol=1e-5)

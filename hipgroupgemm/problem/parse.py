@@ -89,9 +89,9 @@ class Call:
         return self.sizes_name if role == "group_sizes" else role
 
     def layout_key(self) -> tuple[Any, ...]:
-        """All that the call's canonical form depends on, but for the function's own settings; hashable."""
+        """All that the call's canonical form and the kind of its result depend on, but for the function's own settings; hashable."""
         layouts = tuple((role, view.signature()) for role, view in self.views.items())
-        return (layouts, self.ends, self.group_offset, self.alpha, self.beta, self.tail, self.device)
+        return (layouts, self.lhs.framework, self.ends, self.group_offset, self.alpha, self.beta, self.tail, self.device)
 
     def require_memory(self) -> None:
         """Refuses operands that have elements but no address, such as an `ArraySpec`."""
