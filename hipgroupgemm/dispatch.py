@@ -290,7 +290,7 @@ def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[H
     kind: Any = type(arguments["lhs"])
     reader = _readers[kind] if kind in _readers else _choose_reader(kind)
     found = None if reader is None else reader(arguments, kind)
-    if found is None:
+    if found is None or 0 in found[1].values():  # without memory: a freed storage (or no elements); parsed, and refused by name
         return None
     layouts, pointers, stream = found
     return (kind, layouts, stream, scalars, arguments["tail"], settings), pointers

@@ -386,3 +386,22 @@ def test_tracing_is_refused_by_name():
     nested = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)])
     with pytest.raises(NotImplementedError, match="lhs: is a nested tensor"):
         layer(nested, rhs)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_storage_that_was_freed_is_refused(warm):
+    """As sharded training frees parameters between uses."""
+    lhs, rhs, sizes = torch.randn(5, 4), torch.randn(2, 4, 6), torch.tensor([2, 3])
+    for _ in range(2 * warm):
+        hgg.ragged_dot(lhs, rhs, sizes)
+    rhs.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="rhs: has shape .* but no memory"):
+        hgg.ragged_dot(lhs, rhs, sizes)
+
+
+def test_results_are_tensors_whoever_called_before():
+    lhs, rhs, sizes = torch.randn(5, 4), torch.randn(2, 4, 6), torch.tensor([2, 3], dtype=torch.int32)
+    arrays = [tensor.numpy().copy() for tensor in (lhs, rhs, sizes)]
+    for _ in range(3):
+        assert isinstance(hgg.ragged_dot(*arrays), np.ndarray)
+        assert isinstance(hgg.ragged_dot(lhs, rhs, sizes), torch.Tensor)
