@@ -395,7 +395,7 @@ def test_a_storage_that_was_freed_is_refused(warm):
     for _ in range(2 * warm):
         hgg.ragged_dot(lhs, rhs, sizes)
     rhs.untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match="rhs: has shape .* but no memory"):
+    with pytest.raises(ValueError, match=r"rhs: has shape .* but no memory"):
         hgg.ragged_dot(lhs, rhs, sizes)
 
 
