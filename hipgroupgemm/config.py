@@ -228,8 +228,9 @@ class GroupedGemmConfig:
         """
         found = set(self.epilogue.features())
         for field in dataclasses.fields(self):
-            optional = field.default is not dataclasses.MISSING and field.name != "epilogue" and not field.metadata.get("layout")
-            if optional and getattr(self, field.name) != field.default:
+            if field.name in GroupedGemmConfig.__dataclass_fields__ and field.default is dataclasses.MISSING:
+                continue  # a field that every config has: the rules below know it
+            if field.name != "epilogue" and not field.metadata.get("layout") and getattr(self, field.name) != field.default:
                 found.add(field.name.removesuffix("_extent"))
         operand = max(FLOAT_BYTES[self.type_a], FLOAT_BYTES[self.type_b])
         needed = {

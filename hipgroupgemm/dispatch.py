@@ -280,7 +280,9 @@ _Reader = Callable[["dict[str, Any]", Any], "_Read | None"]
 
 def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[Hashable, ...], dict[str, int]] | None:
     """A call's key and the operands' addresses, or None for a call that has to be parsed."""
-    if arguments["stream"] is not None or arguments["workspace"] is not None or arguments["check"] != "none":
+    if arguments["stream"] is not None or arguments["workspace"] is not None:
+        return None
+    if type(arguments["check"]) is not str or arguments["check"] != "none" or type(arguments["tail"]) is not str:
         return None
     scalars = (arguments["alpha"], arguments["beta"], arguments["group_offset"])
     if not (type(scalars[0]) in _SCALARS and type(scalars[1]) in _SCALARS and type(scalars[2]) in (int, type(None))):

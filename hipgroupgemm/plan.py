@@ -69,7 +69,7 @@ class GroupedMatmulPlan:
         self._executables: dict[int, Executable] = {}
         self._retired: list[Executable] = []  # dropped, but held by graphs
         self._calls = CallCache()
-        self._closed = self._retiring = False
+        self._closed = self._retiring = self._launching = False
         self._algorithm, self._origin = self._look_up(deterministic)
         stored = self._algorithm
         self._backend: Backend = select_backend(config, self.device, backend, None if stored is None else lambda *_: stored.backend)
@@ -312,21 +312,30 @@ class GroupedMatmulPlan:
 
     def launch(self, arguments: Arguments) -> bool:
         """Runs arguments that are checked, on their stream; false where the plan is closed. The lock spans all launches of the call."""
-        with self._lock:
-            if self._closed:
-                return False
-            self.last_use = next(ticks)
-            executable = self._executables.get(arguments.stream)
-            if executable is None:
-                executable = self._executable(arguments.stream)
-            if arguments.workspace is not None and arguments.workspace.reach < self.workspace_size:
-                raise ValueError(f"workspace: has {arguments.workspace.reach} bytes, the algorithm needs {self.workspace_size}")
-            executable.execute(arguments)
-            if arguments.check == "sync":
-                self._raise_fault(executable)
-        if self._retiring:
-            self.close()
+        try:
+            with self._lock:
+                if self._closed:
+                    return False
+                outer, self._launching = self._launching, True
+                try:
+                    self._launch(arguments)
+                finally:
+                    self._launching = outer
+        finally:
+            if self._retiring and not self._launching:
+                self.retire()
         return True
+
+    def _launch(self, arguments: Arguments) -> None:
+        self.last_use = next(ticks)
+        executable = self._executables.get(arguments.stream)
+        if executable is None:
+            executable = self._executable(arguments.stream)
+        if arguments.workspace is not None and arguments.workspace.reach < self.workspace_size:
+            raise ValueError(f"workspace: has {arguments.workspace.reach} bytes, the algorithm needs {self.workspace_size}")
+        executable.execute(arguments)
+        if arguments.check == "sync":
+            self._raise_fault(executable)
 
     def check(self, stream: Any = None) -> None:
         """Waits for the stream; raises a ValueError naming group, wanted and left if a call on it was given wrong sizes.
@@ -390,7 +399,8 @@ class GroupedMatmulPlan:
         self._retiring = True
         if self._lock.acquire(blocking=False):  # else the call that holds it closes the plan when it is done
             try:
-                self.close()
+                if not self._launching:  # a call of this very thread that came back here goes on first
+                    self.close()
             finally:
                 self._lock.release()
 

@@ -332,3 +332,27 @@ def test_adding_into_out_is_recognised_and_half_an_overlap_is_not(gpu, looked):
     for turn in range(1, 4):
         hgg.ragged_dot(a, b, np.array([2, 3]), out=total, c=total, beta=1.0)
         assert (total == 4 * turn).all()
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_a_plan_that_is_retired_in_its_own_call_ends_after_it(gpu, monkeypatch, error):
+    closed = []
+
+    def execute(self, arguments):
+        hgg.clear_plan_cache()
+        assert not closed, "closed while it was running"
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(Noting, "execute", execute)
+    monkeypatch.setattr(Noting, "close", closed.append)
+    with contextlib.suppress(KeyboardInterrupt):
+        hgg.ragged_dot(*operands())
+    assert len(closed) == 1
+
+
+def test_settings_that_are_no_strings_are_refused(gpu):
+    for name in ("tail", "check"):
+        for value in ([], np.array(["zero"]), np.array(["none"])):
+            with pytest.raises(ValueError, match=f"{name}="):
+                hgg.ragged_dot(*operands(), **{name: value})

@@ -128,9 +128,9 @@ def parse(arguments: dict[str, Any]) -> Call:
     """
     given = arguments.get
     tail, check, c = given("tail", "zero"), given("check", "none"), given("c")
-    if tail not in ("zero", "undefined"):
+    if type(tail) is not str or tail not in ("zero", "undefined"):
         raise ValueError(f'tail={tail!r}: must be "zero" or "undefined"')
-    if check not in ("none", "sync"):
+    if type(check) is not str or check not in ("none", "sync"):
         raise ValueError(f'check={check!r}: must be "none" or "sync"')
     alpha, beta = _real("alpha", given("alpha", 1.0)), parse_beta(given("beta"), c)
     offs = given("offs")

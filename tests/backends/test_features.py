@@ -42,6 +42,15 @@ class FutureConfig(GroupedGemmConfig):
     __hash__ = GroupedGemmConfig.__hash__
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FactoryConfig(FutureConfig):
+    """Fields without a default value that could be compared."""
+
+    scales: int = dataclasses.field(default_factory=int)
+
+    __hash__ = GroupedGemmConfig.__hash__
+
+
 @dataclasses.dataclass(frozen=True)
 class FutureEpilogue(Epilogue):
     """An epilogue of tomorrow."""
@@ -59,6 +68,8 @@ def test_an_unheard_of_feature_is_refused_by_name(name):
     plain = config_of()
     assert "sparsity" not in future(plain).features()
     assert "sparsity" in reason_of(name, future(plain, sparsity="2:4"))
+    known = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
+    assert "scales" in reason_of(name, FactoryConfig(**known, scales=5))
     assert "dropout" in reason_of(name, dataclasses.replace(plain, epilogue=FutureEpilogue(dropout=0.5)))
     assert "activation" in reason_of(name, dataclasses.replace(plain, epilogue=Epilogue(activation="mish")))
     for field in ("lhs_rows_extent", "out_rows_extent"):
