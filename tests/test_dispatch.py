@@ -345,7 +345,11 @@ def test_a_plan_that_is_retired_in_its_own_call_ends_after_it(gpu, monkeypatch, 
             raise error
 
     monkeypatch.setattr(Noting, "execute", execute)
-    monkeypatch.setattr(Noting, "close", closed.append)
+
+    def close(self):
+        closed.append(self)
+
+    monkeypatch.setattr(Noting, "close", close)
     with contextlib.suppress(KeyboardInterrupt):
         hgg.ragged_dot(*operands())
     assert len(closed) == 1
