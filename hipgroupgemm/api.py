@@ -166,7 +166,7 @@ def config_for_ragged_dot(
     """The config of a ragged dot: what `ragged_dot_general` with these arguments would plan for. Computes nothing.
 
     Args:
-        lhs, rhs, group_sizes, ...: as in `ragged_dot_general`. `arrays.ArraySpec` stands for arrays that do not exist. Without out the
+        lhs, rhs, group_sizes, ...: as in `ragged_dot_general`. An `ArraySpec` stands for an array that does not exist. Without out the
             output is packed row-major. No value is read but alpha, beta and a host group_offset.
 
     Raises:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from hipgroupgemm.measure.text import bytes_text, number_text, write_text
@@ -100,17 +100,24 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Row], str]], ...] = (  # title on a wi
 )
 _TEXTS = ("class", "backend", "algorithm")
 _WIDE = 122  # columns of a terminal that the algorithms need
+_FIRST_TO_GO = ("memory", "error", "TFLOP/s", "runs", "floor")  # where a terminal has no room for all; CSV and JSON have them
 
 
 def print_rows(console: Console, rows: Sequence[Row]) -> None:
-    """One table a problem; what was not right is told below them. Narrow terminals have no algorithms: they are in CSV and JSON."""
+    """One table a problem; what was not right is told below them. A narrow terminal has fewer columns; no cell is cut."""
     wide = console.width >= _WIDE
-    for title, group in itertools.groupby(rows, lambda row: row.title):
+    for title, of_title in itertools.groupby(rows, lambda row: row.title):
+        group = list(of_title)
         padding = (0, int(wide), 0, 0)  # beside the blank that the box has between columns
         table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", padding=padding, pad_edge=False)
         columns = [(name if wide else short, cell) for name, short, cell in _COLUMNS if wide or short]
+        for gone in () if wide else _FIRST_TO_GO:
+            if sum(max(len(name), *(len(cell(row)) for row in group)) + 1 for name, cell in columns) >= console.width:
+                columns = [column for column in columns if column[0] != gone]
         for name, _ in columns:
-            table.add_column(name, justify="left" if name in _TEXTS else "right", no_wrap=True, max_width=28)
+            name_column = name == "algorithm"
+            justify: JustifyMethod = "left" if name in _TEXTS else "right"
+            table.add_column(name, justify=justify, no_wrap=not name_column, overflow="fold", max_width=28 if name_column else None)
         for _, of_class in itertools.groupby(group, lambda row: row.ragged_dot_class):
             table.add_section()
             for row in of_class:

@@ -156,7 +156,7 @@ _DEVICE = "auto: the current GPU where there is one, else the CPU. gpu: that one
 _AUTO: dict[str, Any] = {"metavar": "auto|gpu|cpu|N|cuda[:N]|rocm[:N]", "default": ("auto",), "show_default": "auto"}
 _SIZES = (
     "How tokens fill the groups: evenly; drawn with expert ranks weighted rank^-0.8, shuffled; drawn from a symmetric Dirichlet(0.5); "
-    "or real group sizes from a FILE, see hipgroupgemm bench --help. A list."
+    "or real group sizes from a FILE (the text of `hipgroupgemm bench --help` says its form). A list."
 )
 _BALANCED: dict[str, Any] = {"metavar": "balanced|zipf|dirichlet|FILE", "default": ("balanced",), "show_default": "balanced"}
 

@@ -52,6 +52,18 @@ def test_tables_fit_and_say_everything(width: int) -> None:
     console.file.close()
 
 
+@pytest.mark.parametrize("width", [60, 70, 80, 100])
+def test_narrow_terminals_lose_columns_and_no_cell_is_cut(width: int) -> None:
+    rows = [dataclasses.replace(row, backend="padded_batch", tflops=0.00123, median_ms=0.0841, repetitions=15) for row in _rows()]
+    console = Console(width=width, record=True, file=io.StringIO())
+    print_rows(console, rows)
+    text = console.export_text()
+    assert "…" not in text
+    assert max(len(line.rstrip()) for line in text.splitlines() if "0.0841" in line) <= width
+    for word in ("wgrad_wo", "padded_batch", "0.0841", "1.00x"):
+        assert word in text, word
+
+
 def test_states_and_counts_fit_narrow_terminals() -> None:
     rows = [dataclasses.replace(row, repetitions=15, tflops=0.00123, floor_fraction=0.098, peak_extra_bytes=31_000) for row in _rows()[:12]]
     for row, status in zip(rows, ("refused", "out of memory", "failed", "wrong"), strict=False):
