@@ -114,7 +114,7 @@ def sweep_lines(records: Iterable[Record]) -> list[dict[str, Any]]:
 # ---- several -------------------------------------------------------------------------------------------------------------------
 
 
-def report(paths: Sequence[Path], *, csv_path: Path | None = None, json_path: Path | None = None, plots: Sequence[Path] = ()) -> int:
+def report(paths: Sequence[Path], *, csv: Path | None = None, json: Path | None = None, plots: Sequence[Path] = ()) -> int:
     """Compares sweeps with the first of them, or sums up the one; prints, writes the files, and returns the exit status.
 
     That is 1 where something that was right is wrong now, else 0.
@@ -122,7 +122,7 @@ def report(paths: Sequence[Path], *, csv_path: Path | None = None, json_path: Pa
     Raises:
         OSError, ValueError: a file can't be read, is no sweep's, or holds no finished job.
     """
-    console = console_for(csv_path, json_path)
+    console = console_for(csv, json)
     sweeps = [read_sweep(path) for path in paths]
     for sweep in sweeps:
         if sweep.torn:
@@ -137,9 +137,9 @@ def report(paths: Sequence[Path], *, csv_path: Path | None = None, json_path: Pa
     for comparison in comparisons:
         _print_comparison(console, comparison)
     data = {"format": "hipgroupgemm report", "version": 2, "series": summaries, "comparisons": [c.to_dict() for c in comparisons]}
-    write_json(json_path, data, console)
+    write_json(json, data, console)
     lines = [{"base_label": c.base.label, "other_label": c.other.label, **flat(pair)} for c in comparisons for pair in c.problems]
-    write_csv(csv_path, lines or sweep_lines(first), console)
+    write_csv(csv, lines or sweep_lines(first), console)
     notes = [note for one in series for note in (f"{one.label}: {identity_text(one.records[0].identity)}", *warnings_of(one.records))]
     notes += [warning for comparison in comparisons for warning in comparison.warnings]
     panels = comparison_panels(comparisons) if comparisons else sweep_panels(first)
