@@ -193,7 +193,9 @@ def _close(runners: list[Runner], notes: list[str], *, abruptly: bool) -> None:
 
 def _integer(name: str, value: Any, least: int) -> int:
     try:
-        number = operator.index(str(value) if isinstance(value, bool) else value)  # True is no number here
+        if isinstance(value, bool):  # no number here
+            raise TypeError
+        number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name}: got {type(value).__name__}, wanted an int") from None
     if not least <= number <= _MOST_SEED:
