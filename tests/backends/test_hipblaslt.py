@@ -382,7 +382,7 @@ def test_refusals_carry_the_reason():
         (config((64, 32), strides=(256, 4)), "lhs_inner_stride = 2"),
         (config((64, 32), strides=(0, 2)), "rows overlap"),
         (config((2, 32), strides=(2**34, 2)), "32 bits"),
-        (config((64, 32), "float8_e4m3fn"), "type_a=float8_e4m3fn: not offered"),
+        (config((64, 32), "float8_e4m3fn"), "lhs of type float8_e4m3fn: not offered"),
         (config((64, 32), out=hgg.ArraySpec((64, 48), "float16", strides=(2, 128), device=DEVICE)), "column-major"),
     ):
         with pytest.raises(NotImplementedError, match=reason):
