@@ -44,9 +44,9 @@ def main() -> int:
     from ratios import measure_ratios
 
     from hipgroupgemm.benchmark.command import Request, measure, plot_note, print_result
-    from hipgroupgemm.benchmark.plots import plot_rows
-    from hipgroupgemm.benchmark.rows import write_csv, write_json
-    from hipgroupgemm.measure.text import stdout_console
+    from hipgroupgemm.benchmark.plots import row_panels, write_panels
+    from hipgroupgemm.benchmark.rows import write_rows
+    from hipgroupgemm.measure.text import console_for
     from hipgroupgemm.measure.workloads import CLASSES, PRESETS, presets_of
 
     try:
@@ -64,18 +64,16 @@ def main() -> int:
         except KeyboardInterrupt:
             result.interrupted = True
 
-    console = stdout_console()
+    console = console_for()
     print_result(console, result)
     for ratio in ratios:
         console.print(ratio.describe(), highlight=False, soft_wrap=True)
     console.print(f"import hipgroupgemm: {import_milliseconds():.0f} ms (wanted at most 30)", highlight=False)
-    write_csv(options.out / "ragged_dot.csv", result.rows, result.context)
-    context = {**result.record(), "ratios": [ratio.as_dict() for ratio in ratios]}
-    write_json(options.out / "ragged_dot.json", result.rows, context)
-    if any(row.speedup is not None for row in result.rows):
-        for name, field in (("speedup", "speedup"), ("floor", "floor_fraction")):
-            for suffix in (".png", ".svg"):
-                plot_rows(result.rows, options.out / f"{name}{suffix}", plot_note(result), [field])
+    more = {**result.record(), "ratios": [ratio.as_dict() for ratio in ratios]}
+    write_rows(result.rows, result.context, options.out / "ragged_dot.csv", options.out / "ragged_dot.json", more, console)
+    for name, field in (("speedup", "speedup"), ("floor", "floor_fraction")):
+        paths = [options.out / f"{name}{suffix}" for suffix in (".png", ".svg")]
+        write_panels(paths, row_panels(result.rows, [field]), plot_note(result), console)
     faults = [fault for ratio in ratios for fault in ratio.faults]
     for fault in faults:
         console.print(fault, style="bold red", markup=False)

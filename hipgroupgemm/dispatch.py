@@ -42,8 +42,8 @@ _SCALARS = (float, int, type(None))
 class Plan(Protocol):
     """What a call needs of a plan: `GroupedMatmulPlan` is one."""
 
-    def launch(self, arguments: Arguments) -> bool:
-        """Runs arguments that are checked; false where the plan is closed."""
+    def launch(self, arguments: Arguments, pointers: dict[str, int] | None = None) -> bool:
+        """Runs arguments that are checked, with operands at `pointers` where they are given; false where the plan is closed."""
 
     def retire(self) -> None:
         """Closes it as soon as no call uses it; does not wait."""
@@ -64,7 +64,7 @@ class PreparedCall:
         version: `selection.version` when the plan was chosen.
     """
 
-    __slots__ = ("_c_like_out", "_call", "_last", "_like", "_out_reach", "_reaches", "_sizes", "plan", "problem", "version")
+    __slots__ = ("_c_like_out", "_call", "_drops_c", "_last", "_like", "_out_reach", "_reaches", "_sizes", "plan", "problem", "version")
 
     def __init__(self, plan: Plan | None, problem: Problem, call: Call) -> None:
         self.plan, self.problem, self.version = plan, problem, selection.version
@@ -76,7 +76,8 @@ class PreparedCall:
         c, out = call.views.get("c"), call.views.get("out")
         self._out_reach = 0 if out is None else out.reach
         self._c_like_out = c is not None and out is not None and (c.shape, c.strides) == (out.shape, out.strides)  # may be exactly out
-        self._last: tuple[dict[str, int], Arguments] | None = None
+        self._drops_c = c is not None and problem.config is not None and not problem.config.beta
+        self._last: Arguments | None = None
 
     def may_overlap(self, pointers: dict[str, int]) -> bool:
         """Whether the caller's out may share memory with another operand, so that the call has to be parsed."""
@@ -93,9 +94,12 @@ class PreparedCall:
         if out is None:
             problem, like = self.problem, self._like
             result, pointers["out"] = arrays.empty(problem.axes.out_shape, problem.out_dtype, like, call.device, call.stream, lhs)
-        last = self._last
-        arguments = last[1] if last is not None and last[0] == pointers else self._arguments(pointers, call)
-        if arguments is not None and self.plan is not None and not self.plan.launch(arguments):
+        arguments = self._last  # nothing but addresses differs from the call before
+        if arguments is None:
+            arguments = self._arguments(pointers, call)
+        elif self._drops_c:
+            pointers["c"] = 0
+        if arguments is not None and self.plan is not None and not self.plan.launch(arguments, pointers):
             return _CLOSED
         return arrays.deliver(result, self._like, call.device) if out is None else arrays.written(out)
 
@@ -123,20 +127,18 @@ class PreparedCall:
         config = self.problem.config
         if config is None or (0 in self.problem.axes.out_shape and (on_host or 0 in shape)):
             return None
-        held = {**_ABSENT, **pointers}
         if not config.beta:
-            held["c"] = 0
+            pointers["c"] = 0
         offset = call.views.get("group_offset", call.group_offset or 0)
         arguments = Arguments(
-            config, held, sizes, call.ends, offset, call.tail, call.check, call.stream, call.views.get("workspace"), bounds
+            config, pointers, sizes, call.ends, offset, call.tail, call.check, call.stream, call.views.get("workspace"), bounds
         )
-        if not on_host and call is self._call:  # nothing but addresses decides: the very same call needs no new record
-            self._last = (pointers, arguments)
+        if not on_host and call is self._call:
+            self._last = arguments
         return arguments
 
 
 _CLOSED = object()
-_ABSENT = {"c": 0, "bias": 0}
 
 
 class CallCache:

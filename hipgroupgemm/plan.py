@@ -326,12 +326,17 @@ class GroupedMatmulPlan:
             raise NotImplementedError(f"backend {self.backend!r} refuses: it does not have alpha")
         return PreparedCall(self, problem, call)
 
-    def launch(self, arguments: Arguments) -> bool:
-        """Runs arguments that are checked, on their stream; false where the plan is closed. The lock spans all launches of the call."""
+    def launch(self, arguments: Arguments, pointers: dict[str, int] | None = None) -> bool:
+        """Runs arguments that are checked, on their stream; false where the plan is closed. The lock spans all launches of the call.
+
+        With `pointers` the operands lie there, and the arguments, which the caller has used before, are otherwise the same.
+        """
         try:
             with self._lock:
                 if self._closed:
                     return False
+                if pointers is not None:
+                    arguments.pointers = pointers
                 outer, self._launching = self._launching, True
                 try:
                     self._launch(arguments)

@@ -60,7 +60,8 @@ class Arguments:
         config: the problem; its key at the plan's capacity is the plan's key.
         pointers: by role ("lhs", "rhs", "out", "group_sizes", "c", "bias"), the address of its first element; c is 0 when beta is 0, and an
             operand that the config does not have is 0 or not there.
-        group_sizes: the sizes, or the end offsets where `ends` is true; on the device or, already validated, on the host. Its shape is
+        group_sizes: the layout of the sizes, or of the end offsets where `ends` is true, on the device or, already validated, on the host;
+            `pointers` says where they lie. Its shape is
             (group_total,), or (batch, group_total) where the config's sizes_per_batch is true, with any strides, 0 included.
         ends: whether `group_sizes` holds end offsets.
         group_offset: the first group computed, a host int or a one-element integer view on the device.

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
-import functools
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hipgroupgemm.benchmark.baselines import BASELINES, PADDED
-from hipgroupgemm.benchmark.plots import plot_rows
-from hipgroupgemm.benchmark.rows import FINE, Row, print_rows, write_csv, write_json
+from hipgroupgemm.benchmark.plots import row_panels, write_panels
+from hipgroupgemm.benchmark.rows import FINE, Row, print_rows, write_rows
 from hipgroupgemm.benchmark.runner import Job, Runner
 from hipgroupgemm.measure.distributions import group_size_vectors
 from hipgroupgemm.measure.environment import describe, device_named, load_average
 from hipgroupgemm.measure.harness import harness_for
-from hipgroupgemm.measure.text import STDOUT, plain_width, stdout_console
+from hipgroupgemm.measure.text import console_for, progress, say
 from hipgroupgemm.measure.workloads import AUTO_PADDED_FLOPS, MoEShape, RaggedDotClass, scaled_shapes
 from hipgroupgemm.operands.dtypes import DTYPES
 from hipgroupgemm.operands.views import Device
@@ -72,13 +68,13 @@ class Result:
     note: str = ""
 
     def record(self) -> dict[str, Any]:
-        """What the JSON has besides the rows: the context, and the group sizes of every problem that was run."""
+        """What the JSON has besides context and rows: whether it was interrupted, and the group sizes of every problem that was run."""
         problems = {}  # the classes of a shape share the sizes
         for job in self.jobs:
             extents = dict(zip("mkne", job.shape.extents, strict=True))
             names = {"model": job.shape.label, **extents, "scale": job.shape.scale, "distribution": job.distribution}
             problems[tuple(names.values())] = {**names, "group_sizes": job.sizes.tolist()}
-        return {**self.context, "interrupted": self.interrupted, "problems": list(problems.values())}
+        return {"interrupted": self.interrupted, "problems": list(problems.values())}
 
     def exit_code(self, named: Sequence[str] | None = None) -> int:
         """130 when interrupted; 1 when a row is wrong or failed, or a backend named by the caller ran nothing; else 0."""
@@ -116,22 +112,11 @@ def run(request: Request) -> int:
         ValueError, OSError: the request can't be met; nothing was run.
         RuntimeError: no such device.
     """
-    # where a file goes to stdout, that is the file's alone
-    console = Console(stderr=True, width=plain_width(sys.stderr)) if STDOUT in (request.csv, request.json) else stdout_console()
+    console = console_for(request.csv, request.json)
     result = measure(request)
     print_result(console, result)
-    if request.csv is not None:
-        write_csv(request.csv, result.rows, result.context)
-    if request.json is not None:
-        write_json(request.json, result.rows, result.record())
-    plots = request.plots if any(row.floor_fraction is not None and not row.baseline for row in result.rows) else ()
-    for path in plots:
-        plot_rows(result.rows, path, plot_note(result))
-    for path in filter(None, (request.csv, request.json, *request.plots)):
-        if path != STDOUT:
-            there = path not in request.plots or path in plots
-            text = f"wrote {path}" if there else f"{path} was not written: no backend has a row to plot."
-            console.print(text, highlight=False, soft_wrap=True)
+    write_rows(result.rows, result.context, request.csv, request.json, result.record(), console)
+    write_panels(request.plots, row_panels(result.rows), plot_note(result), console)
     return result.exit_code(request.backends)
 
 
@@ -143,8 +128,9 @@ def measure(request: Request) -> Result:
     for label, flops in dict.fromkeys((job.shape.label, job.shape.padded_flops) for job in jobs if long):
         if flops > 20 * AUTO_PADDED_FLOPS:
             hint = "--scale auto makes it small, --baseline loop or none leaves the padded dots out."
-            _say(f"{label} is run as given: a padded dot of it takes {flops:.1e} operations. {hint}")
+            say(f"{label} is run as given: a padded dot of it takes {flops:.1e} operations. {hint}")
     dtype = DTYPES[request.dtype or ("float32" if on_cpu else "bfloat16")]
+    limit = TIME_LIMIT if on_cpu and request.repetitions is None and request.scale is None else None
     context = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "seed": request.seed,
@@ -155,8 +141,9 @@ def measure(request: Request) -> Result:
         "load_average": load_average(),
         **describe(device),
     }
-    limit = TIME_LIMIT if on_cpu and request.repetitions is None and request.scale is None else None
-    with harness_for(device) as harness, _progress(jobs) as advance:
+    console = Console(stderr=True)
+    with harness_for(device) as harness, progress(console) as bar:
+        task = bar.add_task("measuring the roofline", total=len(jobs))
         result = Result(context, note=harness.note)
         try:
             roofline = harness.roofline(dtype)
@@ -165,59 +152,37 @@ def measure(request: Request) -> Result:
             baselines = {name: BASELINES[name] for name in request.baselines}
             settings: dict[str, Any] = {"seed": request.seed, "repetitions": request.repetitions, "time_limit": limit}
             runner = Runner(harness, dtype, roofline, request.backends, baselines, **settings)
-            for job, rows in zip(jobs, runner.run(jobs), strict=True):
+            for done, (job, rows) in enumerate(zip(jobs, runner.run(jobs), strict=True), 1):
                 result.rows += rows
                 result.jobs.append(job)
-                advance(job, rows)
+                following = jobs[min(done, len(jobs) - 1)]
+                bar.update(task, completed=done, description=f"{following.shape.label} {following.kind.name}")
+                if not console.is_terminal:
+                    states = (f"{r.backend} {r.status if r.median_ms is None else f'{r.median_ms:.3g} ms'}" for r in rows)
+                    say(f"[{done}/{len(jobs)}] {job.shape.label} {job.kind.name} {job.distribution}: {'; '.join(states)}")
         except KeyboardInterrupt:
             result.interrupted = True
     return result
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _progress(jobs: Sequence[Job]) -> Iterator[Callable[[Job, list[Row]], None]]:
-    """A bar with the time left on a terminal, a line a job elsewhere; both on stderr, so that stdout is the result alone."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True, disable=not terminal) as bar:
-        task = bar.add_task("measuring the roofline", total=len(jobs))
-
-        def advance(job: Job, rows: list[Row]) -> None:
-            bar.advance(task)
-            done = int(bar.tasks[0].completed)
-            following = jobs[min(done, len(jobs) - 1)]
-            bar.update(task, description=f"{following.shape.label} {following.kind.name}")
-            if not terminal:
-                states = (f"{r.backend} {r.status if r.median_ms is None else f'{r.median_ms:.3g} ms'}" for r in rows)
-                _say(f"[{done}/{len(jobs)}] {job.shape.label} {job.kind.name} {job.distribution}: {'; '.join(states)}")
-
-        yield advance
-
-
 def print_result(console: Console, result: Result) -> None:
     """The tables; on what it was measured, what bounds it, and what to make of it."""
     print_rows(console, result.rows)
-    bad = sum(row.status not in FINE for row in result.rows)
-    say = functools.partial(console.print, highlight=False, soft_wrap=True)
     if result.rows:
-        say(f"device: {result.context['device']}{f'; roofline: {result.roofline}' if result.roofline else ''}")
+        say(f"device: {result.context['device']}{f'; roofline: {result.roofline}' if result.roofline else ''}", console=console)
     if any(row.scale != 1 for row in result.rows):
-        say("Shapes are scaled, as their titles say; --scale 1 runs them in full.")
+        say("Shapes are scaled, as their titles say; --scale 1 runs them in full.", console=console)
     once, timed, limit = result.counts.count(1), len(result.counts), result.context.get("time_limit_s")
     if limit is not None and 2 * once > timed:  # without a limit there are three, or as many as were asked for
         busy = ", and the machine was busy" if result.note else ""
         why = f"the time limit is {limit:.0f} s for the whole benchmark{busy}; --repetitions 5, or fewer models and classes, gives medians."
-        say(f"{once} of {timed} times are of one call and no median (column runs), since {why}", style="yellow")
+        say(f"{once} of {timed} times are of one call and no median (column runs), since {why}", "yellow", console)
     if result.note:
-        say(result.note, style="yellow")
-    if bad:
-        say(f"{bad} of {len(result.rows)} rows are wrong or failed, see above.", style="bold red")
+        say(result.note, "yellow", console)
+    if bad := sum(row.status not in FINE for row in result.rows):
+        say(f"{bad} of {len(result.rows)} rows are wrong or failed, see above.", "bold red", console)
     if result.interrupted:
-        say(f"Stopped. {len(result.rows)} finished rows were kept.", style="bold")
+        say(f"Stopped. {len(result.rows)} finished rows were kept.", "bold", console)
 
 
 def plot_note(result: Result) -> str:

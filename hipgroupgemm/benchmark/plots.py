@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from hipgroupgemm.benchmark.baselines import PADDED
 from hipgroupgemm.benchmark.rows import Row
+from hipgroupgemm.measure.text import say
 from hipgroupgemm.measure.workloads import CLASSES, geometric_mean
 
-__all__ = ["Panel", "Place", "cluster_text", "draw_panel", "floor_label", "plot_rows", "save_panels"]
+__all__ = ["Panel", "Place", "cluster_text", "draw_panel", "floor_label", "row_panels", "save_panels", "write_panels"]
 
 _COLOURS = dict(zip(CLASSES, ("#1b6ca8", "#6fb1de", "#c8553d", "#f0a58f", "#3c7d4f", "#93c7a0"), strict=True))
 _CLUSTERS = 8  # beside each other at the most
@@ -48,13 +51,10 @@ _WORDS = {  # what the title and the axis say of a row's field, and whether it i
 }
 
 
-def plot_rows(rows: Sequence[Row], path: Path, note: str = "", fields: Sequence[str] = tuple(_WORDS)) -> None:
-    """Writes the speed-ups and the fractions of the floor, or one of them: a panel for each backend, a bar per class and problem.
+def row_panels(rows: Sequence[Row], fields: Sequence[str] = tuple(_WORDS)) -> list[Panel]:
+    """The speed-ups and the fractions of the floor, or one of them: a panel for each backend, a bar per class and problem.
 
     Bars are geometric means over the group sizes. What no row has is left out.
-
-    Raises:
-        ValueError: no row has any of the fields.
     """
     panels = []
     for field in fields:
@@ -68,7 +68,7 @@ def plot_rows(rows: Sequence[Row], path: Path, note: str = "", fields: Sequence[
             values = {place: geometric_mean(numbers) for place, numbers in places.items()}
             mean = geometric_mean(list(values.values()))
             panels.append(Panel(f"{backend}: {title.format(mean)}", axis or floor_label(values), values, ratios))
-    save_panels(panels, path, note)
+    return panels
 
 
 def floor_label(values: Mapping[Place, float]) -> str:
@@ -85,16 +85,19 @@ def cluster_text(model: str, m: int, k: int, n: int, e: int, scale: int, more: s
 # ---- drawing ---------------------------------------------------------------------------------------------------------------------
 
 
+def write_panels(paths: Sequence[Path], panels: Sequence[Panel], note: str, console: Console) -> None:
+    """Writes pictures, and says of each that it is written, or that there is nothing to draw."""
+    for path in paths:
+        if panels:
+            save_panels(panels, path, note)
+        say(f"wrote {path}" if panels else f"{path} was not written: there is no winner, so there is nothing to plot", console=console)
+
+
 def save_panels(panels: Sequence[Panel], path: Path, note: str = "") -> None:
-    """Draws panels below each other, the legend above all of them, where it hides no bar, and a note below.
+    """Draws panels, of which there are some, below each other, the legend above all of them, where it hides no bar, and a note below.
 
-    What the note says of a busy machine stands on the picture as it does under the table.
-
-    Raises:
-        ValueError: there is nothing to draw. ImportError: there is no matplotlib.
+    What the note says of a busy machine stands on the picture as it does under the table. Raises ImportError without matplotlib.
     """
-    if not panels:
-        raise ValueError("rows: none has the value to plot; run at least one backend, with the padded_dot baseline for speed-ups")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import itertools
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, JustifyMethod
-from rich.table import Table
+from rich.console import Console
 
-from hipgroupgemm.measure.text import bytes_text, number_text, write_text
+from hipgroupgemm.measure.text import bytes_text, csv_text, number_text, say, write_json, write_text
 from hipgroupgemm.measure.workloads import PRESETS
+from hipgroupgemm.tuning.tables import Column, fitting_table
 
-__all__ = ["FINE", "Row", "print_rows", "write_csv", "write_json"]
+__all__ = ["FINE", "Row", "print_rows", "write_rows"]
 
 FINE = ("ok", "refused", "out of memory")
 """The states of a row that are no failure of a backend."""
@@ -78,83 +73,57 @@ class Row:
         return f"{self.model}  M={self.m} K={self.k} N={self.n} E={self.e}, {self.dtype}, {self.distribution}{covered}{scaled}"
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------------------
-
-
-def _text(value: float | None, text: str) -> str:
-    return "-" if value is None else text.format(value)
-
-
 _SHORT = {"out of memory": "no room", "wrong": "WRONG"}  # the notes below the tables have it in full
-_COLUMNS: tuple[tuple[str, str, Callable[[Row], str]], ...] = (  # title on a wide terminal, on a narrow one ("": left out), cell
-    ("class", "class", lambda row: row.ragged_dot_class),
-    ("backend", "backend", lambda row: row.backend),
-    ("algorithm", "", lambda row: row.algorithm),
-    ("median ms", "ms", lambda row: number_text(row.median_ms) if row.status == "ok" else _SHORT.get(row.status, row.status)),
-    ("runs", "runs", lambda row: str(row.repetitions or "-")),
-    ("TFLOP/s", "TFLOP/s", lambda row: number_text(row.tflops)),
-    ("of floor", "floor", lambda row: _text(row.floor_fraction, "{:.2g}")),
-    ("vs padded", "padded", lambda row: _text(row.speedup, f"{number_text(row.speedup)}x")),
-    ("extra mem", "memory", lambda row: bytes_text(row.peak_extra_bytes)),
-    ("error", "error", lambda row: _text(row.error, "{:.1e}")),
-)
-_TEXTS = ("class", "backend", "algorithm")
-_WIDE = 122  # columns of a terminal that the algorithms need
-_FIRST_TO_GO = ("memory", "error", "TFLOP/s", "runs", "floor")  # where a terminal has no room for all; CSV and JSON have them
+_WIDE = 100  # columns of a terminal
+
+
+def _time_text(row: Row) -> str:
+    return number_text(row.median_ms) if row.status == "ok" else _SHORT.get(row.status, row.status)
 
 
 def print_rows(console: Console, rows: Sequence[Row]) -> None:
-    """One table a problem; what was not right is told below them. A narrow terminal has fewer columns; no cell is cut."""
+    """One table a problem; what was not right is told below them, once for all problems of which it is true.
+
+    A narrow terminal has fewer columns, and no number is cut: CSV and JSON have them all.
+    """
     wide = console.width >= _WIDE
     for title, of_title in itertools.groupby(rows, lambda row: row.title):
         group = list(of_title)
-        padding = (0, int(wide), 0, 0)  # beside the blank that the box has between columns
-        table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", padding=padding, pad_edge=False)
-        columns = [(name if wide else short, cell) for name, short, cell in _COLUMNS if wide or short]
-        for gone in () if wide else _FIRST_TO_GO:
-            if sum(max(len(name), *(len(cell(row)) for row in group)) + 1 for name, cell in columns) >= console.width:
-                columns = [column for column in columns if column[0] != gone]
-        for name, _ in columns:
-            name_column = name == "algorithm"
-            justify: JustifyMethod = "left" if name in _TEXTS else "right"
-            table.add_column(name, justify=justify, no_wrap=not name_column, overflow="fold", max_width=28 if name_column else None)
-        for _, of_class in itertools.groupby(group, lambda row: row.ragged_dot_class):
-            table.add_section()
-            for row in of_class:
-                style = "red" if row.status != "ok" else "dim" if row.baseline else None
-                table.add_row(*(cell(row) for _, cell in columns), style=style)
-        console.print(table)
+
+        def column(title: str, cell: Callable[[Row], str], rank: int = 0, group: list[Row] = group, **settings: bool) -> Column:
+            return Column(title, [cell(row) for row in group], rank, **settings)
+
+        columns = [
+            column("class", lambda row: row.ragged_dot_class, right=False),
+            column("backend", lambda row: row.backend, right=False),
+            column("algorithm", lambda row: row.algorithm, 6, right=False, name=True),
+            column("median ms" if wide else "ms", _time_text),
+            column("runs", lambda row: str(row.repetitions or "-"), 5),
+            column("TFLOP/s", lambda row: number_text(row.tflops), 2),
+            column("of floor" if wide else "floor", lambda row: "-" if row.floor_fraction is None else f"{row.floor_fraction:.2g}", 1),
+            column("vs padded" if wide else "padded", lambda row: "-" if row.speedup is None else f"{number_text(row.speedup)}x"),
+            column("extra mem" if wide else "memory", lambda row: bytes_text(row.peak_extra_bytes), 4),
+            column("error", lambda row: "-" if row.error is None else f"{row.error:.1e}", 3),
+        ]
+        styles = ["red" if row.status != "ok" else "dim" if row.baseline else None for row in group]
+        console.print(fitting_table(columns, styles, console.width, title))
+    notes: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     for row in rows:
         if row.status != "ok":
-            note = f"{row.backend}, {row.model or 'shape'} {row.ragged_dot_class}: {row.status}: {row.detail}"
-            console.print(note, markup=False, highlight=False, soft_wrap=True)
+            places = notes.setdefault((row.backend, row.status, row.detail), {})
+            places.setdefault(row.model or "shape", []).append(row.ragged_dot_class)
+    for (backend, status, detail), places in notes.items():
+        where = "; ".join(f"{model} {', '.join(dict.fromkeys(kinds))}" for model, kinds in places.items())
+        say(f"{backend}, {where}: {status}: {detail}", console=console)
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------------------
-
-
-def write_csv(path: Path, rows: Iterable[Row], context: Mapping[str, Any]) -> None:
-    """One line a row; the context (device, versions, date, seed) is repeated on each, so that files can be joined."""
-    flat, text = {key: _flat(value) for key, value in context.items()}, io.StringIO()
-    writer = csv.DictWriter(text, [*(field.name for field in dataclasses.fields(Row)), *flat])
-    writer.writeheader()
-    writer.writerows({**dataclasses.asdict(row), **flat} for row in rows)
-    write_text(path, text.getvalue())
-
-
-def _flat(value: Any) -> Any:
-    return "; ".join(f"{key} {_flat(part)}" for key, part in value.items()) if isinstance(value, Mapping) else value
-
-
-def write_json(path: Path, rows: Iterable[Row], context: Mapping[str, Any]) -> None:
-    """{**context, "rows": [...]}; numbers that JSON has no word for (NaN, infinities) become strings."""
-    data = {**context, "rows": [dataclasses.asdict(row) for row in rows]}
-    write_text(path, json.dumps(_jsonable(data), indent=1, allow_nan=False) + "\n")
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _jsonable(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(part) for part in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+def write_rows(
+    rows: Sequence[Row], context: Mapping[str, Any], csv: Path | None, json: Path | None, more: Mapping[str, Any], console: Console
+) -> None:
+    """Writes CSV, a line a row with the context (device, versions, date, seed) on each, so that files can be joined, and JSON: an object of
+    the context, of `more`, and of the rows."""
+    found = [dataclasses.asdict(row) for row in rows]
+    if csv is not None:
+        names = [*(field.name for field in dataclasses.fields(Row)), *context]
+        write_text(csv, csv_text([{**row, **context} for row in found], names), console)
+    write_json(json, {**context, **more, "rows": found}, console)

@@ -24,7 +24,7 @@ from rich.markup import escape
 from hipgroupgemm.backends import backend_names, get_backend
 from hipgroupgemm.cli.machine import Machine
 from hipgroupgemm.cli.tables import printable
-from hipgroupgemm.measure.text import stdout_console
+from hipgroupgemm.measure.text import console_for
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
 from hipgroupgemm.native import missing_kernel_files
 from hipgroupgemm.operands.views import CPU, Device
@@ -335,7 +335,7 @@ def _backend_states(amd: bool, nvidia: bool) -> list[BackendState]:
 
 def print_report(report: Report) -> None:
     """The report for a person. What to do stands on a line of its own that is never broken, so that commands can be copied."""
-    console = stdout_console()
+    console = console_for()
 
     def say(line: str) -> None:  # a long line is the terminal's to wrap: that leaves it whole when it is copied
         console.print(line, highlight=False, soft_wrap=True)

@@ -14,7 +14,7 @@ from hipgroupgemm.backends.base import AlgorithmLimits, as_limits
 from hipgroupgemm.cli.parameters import BYTES, devices_of, problem_options, shapes_of
 from hipgroupgemm.cli.tables import print_table
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.measure.text import bytes_text, stdout_console
+from hipgroupgemm.measure.text import bytes_text, console_for
 from hipgroupgemm.measure.workloads import ALIASES, CLASSES, PRESETS, config_of
 from hipgroupgemm.operands.views import Device
 
@@ -74,7 +74,7 @@ _FIELDS = ("backend", "index", "name", "workspace_size", "deterministic")
 
 def _print_listing(listing: dict[str, Any], c: GroupedGemmConfig) -> None:
     """A table, and under it the refusals."""
-    console = stdout_console()
+    console = console_for()
     label = "" if listing["model"].count(",") == 3 else f"{listing['model']}  "
     extents = " ".join(f"{name}={listing[name]}" for name in "MKNE")
     title = f"{listing['class']}  {label}{extents}, {c.type_a} -> {c.type_d}, {c.ragged_mode.name} on {listing['device']}"
@@ -97,7 +97,7 @@ def _print_models(as_json: bool) -> None:
         click.echo(json.dumps([{"model": name, **extents[name], "aliases": also[name]} for name in PRESETS], indent=1))
         return
     rows = [[name, *map(str, extents[name].values()), ", ".join(also[name])] for name in PRESETS]
-    print_table(stdout_console(), "", ("model", *"MKNE", "also"), rows, right="MKNE")
+    print_table(console_for(), "", ("model", *"MKNE", "also"), rows, right="MKNE")
     click.echo(
         "M: routed tokens, K: embedding, N: expert MLP, E: experts. From AMD's article about grouped GEMM in XLA (MaxText's models),\n"
         "not the models' published shapes. A name in the last column stands for all presets beside which it is; all for the whole table."

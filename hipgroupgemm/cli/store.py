@@ -19,7 +19,7 @@ import click
 from hipgroupgemm.backends import backend_names
 from hipgroupgemm.cli.parameters import OutputType, Parsed, list_option, options_of, usage_errors
 from hipgroupgemm.cli.tables import print_table
-from hipgroupgemm.measure.text import STDOUT, stdout_console, write_text
+from hipgroupgemm.measure.text import STDOUT, console_for, write_text
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
 from hipgroupgemm.store.identity import device_of
 from hipgroupgemm.store.lookup import Query
@@ -215,7 +215,7 @@ _COLUMNS: dict[str, Callable[[StoredResult], str]] = {
 def _print_results(results: list[StoredResult]) -> None:
     for (device, name), group in itertools.groupby(results, lambda result: (result.device, result.device_name)):
         rows = [[cell(result) for cell in _COLUMNS.values()] for result in group]
-        print_table(stdout_console(), f"{device}: {name}", list(_COLUMNS), rows, name="algorithm", right=("ms", "of floor"))
+        print_table(console_for(), f"{device}: {name}", list(_COLUMNS), rows, name="algorithm", right=("ms", "of floor"))
 
 
 @store.command(name="export")

@@ -229,7 +229,7 @@ class Harness(abc.ABC):
     ) -> Arguments:
         """What an executable is given to run on the operands; None takes the config's alpha or beta, which may not come or go."""
         config = _with_scalars(operands.config, alpha, beta)
-        return Arguments(config, dict(operands.pointers), sizes, ends, group_offset, tail, "none", self.stream)
+        return Arguments(config, {**operands.pointers, "group_sizes": sizes.pointer}, sizes, ends, group_offset, tail, "none", self.stream)
 
     def view(self, operands: OperandSet, name: str) -> ArrayView:
         """An operand as the package's own view, (group, batch, row, column)."""

@@ -434,6 +434,10 @@ class Runtime(abc.ABC):
         """NotImplementedError unless a device has programmatic launches."""
         raise NotImplementedError(f"programmatic: {info.architecture} has no such launches; leave it out")
 
+    def launch_functions(self, device: int) -> tuple[dict[str, int], dict[str, str]]:
+        """For code that launches by itself: numbers and the driver's functions, by field of `hgg_driver` (`include/launches.h`)."""
+        raise NotImplementedError(f"{self.kind}: its launches are made from Python")
+
     def _launch_failed(
         self, call: str, status: int, function: Function, grid: Sequence[int], block: Sequence[int], shared_bytes: int
     ) -> None:

@@ -8,12 +8,11 @@ or may write, from which code would be run.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hipgroupgemm.runtime.directories import CACHE_VARIABLE, cache_directory, private_directory, read_trusted, require_trusted
+from hipgroupgemm.runtime.directories import CACHE_VARIABLE, cache_directory, private_directory, read_trusted, replace_file, require_trusted
 from hipgroupgemm.runtime.forks import new_lock
 from hipgroupgemm.version import __version__
 
@@ -92,18 +91,11 @@ class CompileCache:
         path = self.path(key)
         if path is None:
             return False
-        temporary = None
         try:
             for directory in self._directories(path):
                 private_directory(directory)
-            temporary = path.with_name(f".{os.getpid()}-{os.urandom(8).hex()}.tmp")
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(_MAGIC + self._digest(key, code) + code)
-            os.replace(temporary, path)
+            replace_file(path, _MAGIC + self._digest(key, code) + code)
         except OSError as error:
-            if temporary is not None:
-                with suppress(OSError):
-                    temporary.unlink()
             self._warn("write", path, error)
             return False
         return True

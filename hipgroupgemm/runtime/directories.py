@@ -6,11 +6,15 @@ Compiled code is run, so it is taken only from directories and files that no oth
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 from pathlib import Path
 
-__all__ = ["CACHE_VARIABLE", "cache_directory", "private_directory", "read_trusted", "require_trusted", "temporary_directory"]
+__all__ = [
+    "CACHE_VARIABLE", "cache_directory", "private_directory", "read_trusted", "replace_file", "require_trusted",
+    "temporary_directory",
+]  # fmt: skip
 
 CACHE_VARIABLE = "HIPGROUPGEMM_CACHE_DIR"
 
@@ -57,6 +61,27 @@ def read_trusted(path: Path) -> bytes:
     with path.open("rb") as file:
         require_trusted(path, os.fstat(file.fileno()))  # of the file that is open, whatever takes its place meanwhile
         return file.read()
+
+
+def replace_file(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = False) -> None:
+    """Puts a file in its place whole or not at all: a reader never sees half of it, and a failure, an OSError, leaves what was there.
+
+    `mode` is without what the umask takes away. `durable`: it is on the disk first, whatever happens to the machine then.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(8).hex()}.tmp")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.filename is not None:  # nobody knows the temporary one
+            raise type(error)(error.errno, error.strerror, str(path)) from None
+        raise
 
 
 @functools.lru_cache(1)

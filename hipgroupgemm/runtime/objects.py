@@ -5,14 +5,14 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hipgroupgemm.runtime.forks import new_lock
 
 if TYPE_CHECKING:
     from hipgroupgemm.runtime.base import Runtime
 
-__all__ = ["DEFAULT_SHARED_LIMIT", "DeviceInfo", "Function", "Module", "PreparedLaunch", "UseDevice"]
+__all__ = ["DEFAULT_SHARED_LIMIT", "DeviceInfo", "Function", "LaunchDescription", "Module", "PreparedLaunch", "UseDevice"]
 
 DEFAULT_SHARED_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that any kernel may use; above it a CUDA kernel must opt in."""
@@ -90,6 +90,17 @@ class Function:
         return f"<Function {self.name} on {self.module.runtime.kind} device {self.module.device}>"
 
 
+class LaunchDescription(NamedTuple):
+    """A launch in numbers: addresses of the driver's function and of the array of parameters, blocks, threads, bytes; the stream apart."""
+
+    function: int
+    parameters: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    programmatic: bool
+
+
 class UseDevice:
     """Context manager of :meth:`Runtime.use_device`; light, because every execute enters one."""
 
@@ -118,3 +129,11 @@ class PreparedLaunch(abc.ABC):
     @abc.abstractmethod
     def set_grid(self, grid: tuple[int, int, int]) -> None:
         """Change the grid (blocks in x, y, z) of later runs."""
+
+    def fail(self, status: int) -> None:
+        """Raise what a launch that got this status from the driver raises."""
+        raise NotImplementedError
+
+    def describe(self) -> LaunchDescription:
+        """What is launched now, for code that launches it by itself."""
+        raise NotImplementedError

@@ -8,12 +8,11 @@ import itertools
 import logging
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from hipgroupgemm.runtime.directories import private_directory, read_trusted, require_trusted
+from hipgroupgemm.runtime.directories import private_directory, read_trusted, replace_file, require_trusted
 from hipgroupgemm.store.records import StoredResult, config_id
 
 try:
@@ -179,14 +178,4 @@ def _replace(path: Path, data: bytes) -> None:
         if name.startswith(prefix) and name.endswith(".tmp"):
             with contextlib.suppress(OSError):
                 os.unlink(path.parent / name)
-    descriptor, temporary = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    replace_file(path, data, durable=True)

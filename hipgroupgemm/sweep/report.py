@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 import itertools
-import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,29 +12,17 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from hipgroupgemm.benchmark.plots import Panel, save_panels
+from hipgroupgemm.benchmark.plots import write_panels
 from hipgroupgemm.measure.environment import busy_note
-from hipgroupgemm.measure.text import STDOUT, bytes_text, number_text, plain_width, stdout_console, write_text
+from hipgroupgemm.measure.text import bytes_text, console_for, csv_text, number_text, say, write_json, write_text
 from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, compare, flat, means_by_class, series_of
 from hipgroupgemm.sweep.plots import comparison_panels, sweep_panels
 from hipgroupgemm.sweep.results import RIGHT, Record, Row, Sweep, identity_text, read_sweep
 from hipgroupgemm.tuning.tables import FEW, WIDE, Column, fitting_table, noise_text
 
-__all__ = ["console_for", "print_sweep", "report", "say", "verdicts_of", "warnings_of", "write_csv", "write_plots"]
+__all__ = ["print_sweep", "report", "verdicts_of", "warnings_of", "write_csv"]
 
 _MOST = 20  # lines of a list
-
-
-def say(text: str, style: str | None = None, console: Console | None = None) -> None:
-    """A line of text as it is, on stderr where no console is given."""
-    (console or Console(stderr=True)).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def console_for(*outputs: Path | None) -> Console:
-    """Standard output, or stderr where a file goes to standard output."""
-    if STDOUT not in outputs:
-        return stdout_console()
-    return Console(stderr=True, width=plain_width(sys.stderr))
 
 
 # ---- one sweep -----------------------------------------------------------------------------------------------------------------
@@ -104,17 +88,6 @@ def warnings_of(records: Iterable[Record]) -> list[str]:
     return [note for note in dict.fromkeys(notes) if note]
 
 
-def write_csv(path: Path | None, lines: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Lines of plain data as CSV; None is an empty cell."""
-    if path is not None:
-        buffer = io.StringIO()
-        names = [name for name in dict.fromkeys(name for line in lines for name in line) if name != "group_sizes"]
-        writer = csv.DictWriter(buffer, names, restval="", extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        _write(path, buffer.getvalue(), console)
-
-
 def sweep_lines(records: Iterable[Record]) -> list[dict[str, Any]]:
     """A line a candidate, and one for each job that has none; problem, device and versions are repeated on each."""
     lines = []
@@ -124,7 +97,7 @@ def sweep_lines(records: Iterable[Record]) -> list[dict[str, Any]]:
             "device": record.device,
             "device_name": identity.get("name"),
             "target": identity.get("target"),
-            "versions": "; ".join(f"{name} {version}" for name, version in dict(identity.get("versions", {})).items()),
+            "versions": identity.get("versions", {}),
             "status": record.status,
             "floor_ms": report.get("floor_ms"),
             "size_class": report.get("size_class"),
@@ -136,18 +109,10 @@ def sweep_lines(records: Iterable[Record]) -> list[dict[str, Any]]:
     return lines
 
 
-def _write(path: Path, text: str, console: Console) -> None:
-    write_text(path, text)
-    if path != STDOUT:
-        say(f"wrote {path}", console=console)
-
-
-def write_plots(paths: Sequence[Path], panels: Sequence[Panel], notes: Iterable[str], console: Console) -> None:
-    """Pictures, where there is something to draw; the notes stand below."""
-    for path in paths:
-        if panels:
-            save_panels(panels, path, "\n".join(dict.fromkeys(notes)))
-        say(f"wrote {path}" if panels else f"{path} was not written: there is no winner, so there is nothing to plot", console=console)
+def write_csv(path: Path | None, lines: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Lines of plain data as CSV, without the group sizes."""
+    if path is not None:
+        write_text(path, csv_text([{name: value for name, value in line.items() if name != "group_sizes"} for line in lines]), console)
 
 
 # ---- several -------------------------------------------------------------------------------------------------------------------
@@ -175,14 +140,14 @@ def report(paths: Sequence[Path], *, csv_path: Path | None = None, json_path: Pa
     summaries = [_print_summary(console, one) for one in series]
     for comparison in comparisons:
         _print_comparison(console, comparison)
-    if json_path is not None:
-        data = {"format": "hipgroupgemm report", "version": 2, "series": summaries, "comparisons": list(map(_as_dict, comparisons))}
-        _write(json_path, json.dumps(data, indent=1) + "\n", console)
+    data = {"format": "hipgroupgemm report", "version": 2, "series": summaries, "comparisons": list(map(_as_dict, comparisons))}
+    write_json(json_path, data, console)
     lines = [{"base_label": c.base.label, "other_label": c.other.label, **flat(pair)} for c in comparisons for pair in c.problems]
     write_csv(csv_path, lines or sweep_lines(first), console)
     notes = [note for one in series for note in (f"{one.label}: {identity_text(one.records[0].identity)}", *warnings_of(one.records))]
     notes += [warning for comparison in comparisons for warning in comparison.warnings]
-    write_plots(plots, comparison_panels(comparisons) if comparisons else sweep_panels(first), notes, console)
+    panels = comparison_panels(comparisons) if comparisons else sweep_panels(first)
+    write_panels(plots, panels, "\n".join(dict.fromkeys(notes)), console)
     return 1 if any(comparison.newly_wrong for comparison in comparisons) else 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import datetime
 import functools
@@ -15,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from hipgroupgemm.benchmark.plots import write_panels
 from hipgroupgemm.measure.environment import describe, load_average
-from hipgroupgemm.measure.text import STDOUT, number_text
+from hipgroupgemm.measure.text import STDOUT, console_for, number_text, progress, say
 from hipgroupgemm.operands.views import CPU
 from hipgroupgemm.processes import Worker, WorkerDied, WorkerTimedOut, available_cores
 from hipgroupgemm.store.store import default_store
 from hipgroupgemm.sweep.jobs import RequestError, SweepJob, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.plots import sweep_panels
-from hipgroupgemm.sweep.report import console_for, print_sweep, say, sweep_lines, verdicts_of, warnings_of, write_csv, write_plots
+from hipgroupgemm.sweep.report import print_sweep, sweep_lines, verdicts_of, warnings_of, write_csv
 from hipgroupgemm.sweep.results import BAD, DONE, Header, Record, SweepFile, check_free, identity_text, kind_of
 from hipgroupgemm.tuning.keep import keep
 from hipgroupgemm.tuning.report import TuningReport
@@ -136,8 +135,7 @@ class _Run:
         self.lock = threading.RLock()
         self.load = load_average()
         self.console = Console(stderr=True)  # progress: a bar on a terminal, else a line a job
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
-        self.bars = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True, speed_estimate_period=900)
+        self.bars = progress(self.console)
 
     def run(self) -> int:
         """Runs, and says what came of it; the exit status."""
@@ -149,7 +147,7 @@ class _Run:
             self.done = len(self.jobs) - sum(map(len, self.waiting.values()))
             self.kept, self.begun = self.done, time.monotonic()
             self.bar = self.bars.add_task("all jobs", total=len(self.jobs), completed=self.done)
-            with self.bars if self.console.is_terminal else contextlib.nullcontext():
+            with self.bars:
                 done, _ = wait([pool.submit(self._serve, device) for device in everyone], return_when=FIRST_EXCEPTION)
                 for future in done:
                     future.result()
@@ -283,7 +281,7 @@ class _Run:
             say(warning, "yellow", console)
         write_csv(self.outputs.csv, sweep_lines(records), console)
         notes = [*(identity_text(record.identity) for record in records), *warnings]
-        write_plots(self.outputs.plots, sweep_panels(records), notes, console)
+        write_panels(self.outputs.plots, sweep_panels(records), "\n".join(dict.fromkeys(notes)), console)
         if path is not None:
             say(f"wrote {path}", console=console)
         if self.stored:

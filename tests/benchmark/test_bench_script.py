@@ -62,7 +62,7 @@ def test_writes_rows_ratios_and_plots(small: Path, script: types.ModuleType, cap
 
 def test_a_wrong_ratio_run_fails(small: Path, script: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [*sys.argv[:3], "--model", "llama4-17b-16e"])
-    monkeypatch.setattr(plots, "plot_rows", lambda *_: None)
+    monkeypatch.setattr(plots, "save_panels", lambda *_: None)
     monkeypatch.setattr(ratios, "bare_loop", lambda problem: None)  # leaves NaN
     assert script.main() == 1
 

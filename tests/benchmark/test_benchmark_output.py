@@ -13,10 +13,17 @@ import pytest
 from ratios import Ratio
 from rich.console import Console
 
-from hipgroupgemm.benchmark.plots import plot_rows
-from hipgroupgemm.benchmark.rows import Row, print_rows, write_csv, write_json
+from hipgroupgemm.benchmark.plots import row_panels, save_panels, write_panels
+from hipgroupgemm.benchmark.rows import Row, print_rows, write_rows
 from hipgroupgemm.measure.text import bytes_text
 from hipgroupgemm.measure.workloads import CLASSES
+
+QUIET = Console(file=io.StringIO())
+
+
+def plot_rows(rows, path, note="", **fields) -> None:
+    save_panels(row_panels(rows, **fields), path, note)
+
 
 plot_speedup = functools.partial(plot_rows, fields=["speedup"])
 plot_floor = functools.partial(plot_rows, fields=["floor_fraction"])
@@ -79,16 +86,15 @@ def test_states_and_counts_fit_narrow_terminals() -> None:
 def test_csv_and_json_come_back(tmp_path) -> None:
     context = {"seed": 3, "device": "cpu: x", "versions": {"numpy": "2", "python": "3"}}
     rows = _rows()
-    write_csv(tmp_path / "a.csv", rows, context)
+    write_rows(rows, context, tmp_path / "a.csv", tmp_path / "a.json", {"more": math.inf}, QUIET)
     with open(tmp_path / "a.csv", newline="") as file:
         found = list(csv.DictReader(file))
     assert len(found) == len(rows)
     assert found[0]["detail"] == "group 3: 1 of 9 elements wrong [0, 1]"
     assert found[0]["median_ms"] == ""
     assert (float(found[2]["speedup"]), found[2]["seed"], found[2]["versions"]) == (21.0, "3", "numpy 2; python 3")
-    write_json(tmp_path / "a.json", rows, context)
     data = json.loads((tmp_path / "a.json").read_text())
-    assert data["versions"] == context["versions"]
+    assert (data["versions"], data["more"]) == (context["versions"], "inf")
     assert data["rows"][0]["error"] == "nan"
     assert {**data["rows"][0], "error": None} == {**dataclasses.asdict(rows[0]), "error": None}
     assert data["rows"][5] == dataclasses.asdict(rows[5])
@@ -99,7 +105,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch: pytest.Monkey
     path.write_text("old")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        write_json(path, _rows(), {})
+        write_rows(_rows(), {}, None, path, {}, QUIET)
     assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["a.json"]
 
@@ -123,8 +129,8 @@ def test_plots_hold_their_words_and_bars(tmp_path) -> None:
             assert len(image.convert("RGB").getcolors(1 << 24)) > 20
         plot(rows, tmp_path / "a.svg", "a note")
         assert (tmp_path / "a.svg").read_text().count("<path") > 12
-    with pytest.raises(ValueError, match="none has the value to plot"):
-        plot_speedup([row for row in rows if row.baseline], tmp_path / "b.png")
+    assert row_panels([row for row in rows if row.baseline]) == []
+    write_panels([tmp_path / "b.png"], [], "", QUIET)
     assert not (tmp_path / "b.png").exists()
 
 

@@ -56,7 +56,7 @@ def test_list_tells_candidates_apart(width: int, monkeypatch: pytest.MonkeyPatch
     register_backend(Long(), ("cpu",))
     stream = io.StringIO()
     console = Console(file=stream, width=width, color_system=None)
-    monkeypatch.setattr(listing, "stdout_console", lambda: console)
+    monkeypatch.setattr(listing, "console_for", lambda: console)
     arguments = ["--shape", "48,12,10,4", "--class", "fwd_wi", "--device", "cpu", "--backend", "long_names"]
     try:
         with pytest.raises(SystemExit):

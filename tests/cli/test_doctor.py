@@ -310,7 +310,7 @@ def test_remedies_are_whole_lines_at_any_width(columns: int, capsys: pytest.Capt
     terminal = Console(width=columns, force_terminal=True, color_system=None)
     for console in (None, terminal):
         if console is not None:
-            monkeypatch.setattr("hipgroupgemm.cli.doctor.stdout_console", lambda: terminal)
+            monkeypatch.setattr("hipgroupgemm.cli.doctor.console_for", lambda: terminal)
             terminal.file = sys.stdout
         print_report(report)
         lines = capsys.readouterr().out.splitlines()

@@ -371,7 +371,7 @@ def test_tables_of_narrow_terminals_keep_their_lines_and_the_tile(tmp_path, widt
         assert done.exit_code == 0, done.output
     console = Console(width=width, file=io.StringIO())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hipgroupgemm.sweep.report.stdout_console", lambda: console)
+        patch.setattr("hipgroupgemm.sweep.report.console_for", lambda *_: console)
         make_report(paths)
         make_report(paths[1:])
     lines = console.file.getvalue().splitlines()

@@ -213,8 +213,10 @@ class HipblasltExecutable(Executable):
         """The call, and where its sizes are: those on the host are copied to `address`, packed as int64, and described there."""
         view = arguments.group_sizes
         if arguments.config.ragged_mode is RaggedDotMode.BATCH or view.device.kind != "cpu":
-            return arguments, view.pointer
-        values = numpy_view(view.pointer, view.shape, view.strides, view.dtype).astype(np.int64)  # validated: nothing is cut
+            return arguments, arguments.pointers.get("group_sizes", 0)
+        values = numpy_view(arguments.pointers["group_sizes"], view.shape, view.strides, view.dtype).astype(
+            np.int64
+        )  # validated: nothing is cut
         self.staging.put(values, address, self.stream)
         there = ArrayView(address, view.shape, packed_strides(view.shape, 8), values.dtype, self.device, "")
         return dataclasses.replace(arguments, group_sizes=there), address

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from hipgroupgemm.backends.triton.compiler import ELEMENTS, CompiledKernel
@@ -52,32 +51,34 @@ def layouts(config: GroupedGemmConfig) -> dict[str, Layout]:
 
 
 class Descriptors:
-    """Encodes lhs, rhs and out. Only an operand's address changes from call to call, until a config lays it out differently."""
+    """Encodes lhs, rhs and out. Only an operand's address changes from call to call, until a config lays it out differently.
+
+    Attributes:
+        encoders: by role. maps: by role, the host address of the tensor map.
+    """
 
     def __init__(self, runtime: Runtime, kernel: CompiledKernel, parameters: KernelParameters, config: GroupedGemmConfig) -> None:
         any_runtime: Any = runtime
         self._parameters = parameters
         self._layouts: dict[str, Layout] = {}
-        self._encoders: dict[str, TensorMapEncoder] = {}
-        self._maps: dict[str, int] = {}
+        self.encoders: dict[str, TensorMapEncoder] = {}
+        self.maps: dict[str, int] = {}
         operands = operands_of(config)
         for role, (box, swizzle) in zip(_ROLES, kernel.boxes, strict=True):
-            self._encoders[role] = TensorMapEncoder(
+            self.encoders[role] = TensorMapEncoder(
                 any_runtime, ELEMENTS[operands[role].type], box, swizzle=swizzle, l2_promotion=256
             )  # fmt: skip
-            self._maps[role] = parameters.blob_address(parameters.index(role))
-        self.moves = {role: functools.partial(encoder.replace_address, self._maps[role]) for role, encoder in self._encoders.items()}
-        """By role: describes the operand at another address, the layout being as before."""
+            self.maps[role] = parameters.blob_address(parameters.index(role))
 
     def describe(self, config: GroupedGemmConfig, addresses: dict[str, int]) -> None:
         """Describes operands of `config`'s layout at these addresses."""
         for role, (shape, strides) in layouts(config).items():
             if self._layouts.get(role) == (shape, strides):  # other rows alone change nothing in NON_CONTRACTING
-                self.moves[role](addresses[role])
+                self.encoders[role].replace_address(self.maps[role], addresses[role])
                 continue
-            encoder, index, rank = self._encoders[role], self._parameters.index(role), len(shape)
+            encoder, index, rank = self.encoders[role], self._parameters.index(role), len(shape)
             self._layouts.pop(role, None)
-            encoder.encode(self._maps[role], addresses[role], shape, strides)
+            encoder.encode(self.maps[role], addresses[role], shape, strides)
             for i in range(rank):
                 self._parameters[index + 1 + i] = min(shape[i], 0x7FFFFFFF)
                 self._parameters[index + 1 + rank + i] = strides[i] // encoder.itemsize if i < rank - 1 else 1

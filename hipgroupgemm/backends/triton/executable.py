@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,10 +21,12 @@ from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.views import ArrayView, Device, numpy_view, packed_strides
 from hipgroupgemm.problem.groups import GroupFault
 from hipgroupgemm.runtime.base import Runtime
+from hipgroupgemm.runtime.cuda.tensor_map import TensorMapEncoder
 from hipgroupgemm.runtime.forks import new_lock
 from hipgroupgemm.runtime.objects import Module, PreparedLaunch
 from hipgroupgemm.runtime.parameters import Blob, KernelParameters
 from hipgroupgemm.runtime.pinned import PinnedRing
+from hipgroupgemm.runtime.replay import Move, Replay, make_replay
 from hipgroupgemm.runtime.scratch import Scratch, pack_sections
 
 __all__ = ["TritonExecutable"]
@@ -45,6 +46,21 @@ def _module_of(runtime: Runtime, device: int, spec: KernelSpec, code: bytes) -> 
         return found
 
 
+class _Place(NamedTuple):
+    """Where an operand's address goes: the host address of a pointer's 8 bytes, or of a tensor map and what encodes that."""
+
+    role: str
+    address: int
+    encoder: TensorMapEncoder | None
+
+    def write(self, address: int) -> None:
+        """Writes the operand's address there."""
+        if self.encoder is None:
+            ctypes.c_uint64.from_address(self.address).value = address
+        else:
+            self.encoder.replace_address(self.address, address)
+
+
 class _Kernel:
     """A kernel on one stream, ready to be launched, and its parameters."""
 
@@ -58,12 +74,12 @@ class _Kernel:
         self.launch = runtime.prepare_launch(function, (1, 1, 1), block, compiled.shared, stream, self.parameters, **options)
         self.descriptors = Descriptors(runtime, compiled, self.parameters, config) if config is not None else None
         self._places = {name: place for place, name in enumerate(compiled.names)}
-        self.cells: dict[str, Callable[[int], None]] = {}
-        """By name of a pointer: writes it, which costs no call of Python's."""
-        for (name, place), kind in zip(self._places.items(), compiled.kinds, strict=True):
-            if isinstance(kind, str) and kind.startswith("*"):
-                cell = ctypes.c_uint64.from_address(self.parameters.blob_address(place))
-                self.cells[name] = functools.partial(setattr, cell, "value")
+        self.cells = {
+            name: self.parameters.blob_address(place)
+            for (name, place), kind in zip(self._places.items(), compiled.kinds, strict=True)
+            if isinstance(kind, str) and kind.startswith("*")
+        }
+        """By name of a pointer: where it lies."""
 
     def set(self, values: Mapping[str, Any]) -> None:
         """Sets those of the parameters that the kernel has."""
@@ -104,8 +120,10 @@ class TritonExecutable(Executable):
         self._call: tuple[Any, ...] = ()
         self._sizes = 0
         self._addresses: dict[str, int] = {}
-        self._moves: list[tuple[str, list[Callable[[int], None]]]] = []
-        self._runs: list[Callable[[], None]] = []
+        self._places: list[_Place] = []
+        self._launches: list[PreparedLaunch] = []
+        self._bound: Arguments | None = None  # of a plain call with sizes on the device; nothing but its addresses changes
+        self._replay: Replay | None = None
         with runtime.use_device(self._device):
             self._prepare()
 
@@ -154,15 +172,22 @@ class TritonExecutable(Executable):
     def execute(self, arguments: Arguments) -> None:
         """Launches the scan and the product on the stream. With the config and layout of the call before, only addresses are written."""
         a, runtime = arguments, self._runtime
+        replay = self._replay
+        if a is self._bound:
+            if replay is None:
+                replay = self._replay = self._make_replay(a)
+            if replay is not None and replay.run(self._addresses_of(a)):
+                return
+        self._replay = self._bound = None  # it does not learn what is written here
         with runtime.use_device(self._device):
             capture = runtime.capture_id(self._stream)
             base = self._scratch.pointer(capture)
             view, offset, workspace = a.group_sizes, a.group_offset, a.workspace
-            sizes = view.pointer
+            sizes = a.pointers["group_sizes"]
             on_host = self._has_scan and view.device.kind == "cpu"
             if on_host:  # they become int64, for which the scan has a kernel of its own; validated already, so nothing is cut
+                values = numpy_view(sizes, view.shape, view.strides, view.dtype).astype(np.int64)
                 sizes = base + self._offsets["sizes"]
-                values = numpy_view(view.pointer, view.shape, view.strides, view.dtype).astype(np.int64)
                 self._ring.put(values, sizes, self._stream)
             partials = base + self._offsets["partials"] if workspace is None else workspace.pointer
             at = offset if isinstance(offset, int) else (offset.pointer, offset.dtype)
@@ -172,16 +197,31 @@ class TritonExecutable(Executable):
             else:
                 if sizes != self._sizes:
                     self._move_sizes(a, base, sizes)
-                addresses = self._addresses
-                for role, moves in self._moves:
-                    address = a.pointers.get(role) or base
-                    if address != addresses[role]:
-                        addresses[role] = -1  # until all is written
-                        for move in moves:
-                            move(address)
-                        addresses[role] = address
-            for run in self._runs:
-                run()
+                known, addresses = self._addresses, {role: a.pointers.get(role) or base for role in self._addresses}
+                for place in self._places:
+                    role = place.role
+                    if addresses[role] != known[role] or replay is not None:
+                        self._addresses = {**self._addresses, role: -1}  # until all is written
+                        place.write(addresses[role])
+                self._addresses = addresses
+            if not capture and not on_host:
+                self._bound = a
+            for launch in self._launches:
+                launch.run()
+
+    def _addresses_of(self, a: Arguments) -> list[int]:
+        """Those that a replay is given, in its order."""
+        base, pointers = self._call[0], a.pointers
+        return [pointers["group_sizes"], *[pointers.get(role) or base for role in self._addresses]]
+
+    def _make_replay(self, a: Arguments) -> Replay | None:
+        """The launches of the bound call, made from C with other addresses."""
+        slots = {role: slot for slot, role in enumerate(("group_sizes", *self._addresses))}
+        moves = [Move(place.address, slots[place.role], place.encoder is not None) for place in self._places]
+        if self._has_scan:
+            cell = self._products[True].cells["sizes"] if self._scans_itself else self._scan_parameters.blob_address(0)
+            moves.append(Move(cell, slots["group_sizes"]))
+        return make_replay(self._runtime, self._device, self._stream, moves, [self._sizes, *self._addresses.values()], self._launches)
 
     def _bind(self, a: Arguments, call: tuple[Any, ...], sizes: int, capture: int) -> None:
         """Brings all parameters up to date."""
@@ -190,10 +230,10 @@ class TritonExecutable(Executable):
         # sizes are looked at even where nothing is multiplied or written
         multiplies = 0 not in (c.m, c.n, c.batch_count, c.group_count if self._contracting else 1)
         self._scans_itself = self._can_scan and multiplies and self._can_read(a, sizes)
-        self._moves, self._runs = [], []
+        self._launches = []
         if self._has_scan and not self._scans_itself:
             scan = self._scan_of(self._special(a, capture))
-            self._runs.append(scan.run)
+            self._launches.append(scan)
         if multiplies:
             product = self._product_of(self._scans_itself)
             kernels = [product, *self._adders]
@@ -214,7 +254,7 @@ class TritonExecutable(Executable):
             for kernel, blocks in zip(kernels, (k.blocks, 8), strict=False):
                 kernel.set(values)
                 kernel.launch.set_grid((max(1, min(self._properties.multiprocessors * blocks, tiles)), 1, 1))
-                self._runs.append(kernel.launch.run)
+                self._launches.append(kernel.launch)
             self._point(kernels, {role: a.pointers.get(role) or base for role in operands}, c)
         self._sizes = -1
         self._move_sizes(a, base, sizes)
@@ -225,14 +265,15 @@ class TritonExecutable(Executable):
         described = kernels[0].descriptors
         if described is not None:
             described.describe(config, addresses)
+        self._places = []
         for role, address in addresses.items():
-            cells = [kernel.cells[name] for kernel in kernels for name in (role, f"{role}_pointer") if name in kernel.cells]
-            for cell in cells:
-                cell(address)
-            if described is not None and role in described.moves:
-                cells.append(described.moves[role])
-            if cells:
-                self._moves.append((role, cells))
+            names = (role, f"{role}_pointer")
+            places = [_Place(role, kernel.cells[name], None) for kernel in kernels for name in names if name in kernel.cells]
+            for place in places:
+                place.write(address)
+            if described is not None and role in described.maps:
+                places.append(_Place(role, described.maps[role], described.encoders[role]))
+            self._places += places
         self._addresses = addresses
 
     def _can_read(self, a: Arguments, sizes: int) -> bool:
@@ -254,7 +295,7 @@ class TritonExecutable(Executable):
     def _move_sizes(self, a: Arguments, base: int, sizes: int) -> None:
         """Points the kernel that scans at the sizes."""
         if self._scans_itself:
-            self._products[True].cells["sizes"](sizes)
+            _Place("group_sizes", self._products[True].cells["sizes"], None).write(sizes)
         elif self._has_scan:
             self._set_scan(a, base, sizes)
         self._sizes = sizes

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from hipgroupgemm.runtime.base import Runtime
 from hipgroupgemm.runtime.compile import compile_cuda, nvrtc_version
 from hipgroupgemm.runtime.errors import ForkedProcessError, RuntimeUnavailable
-from hipgroupgemm.runtime.objects import DeviceInfo, Function, Module, PreparedLaunch
+from hipgroupgemm.runtime.objects import DeviceInfo, Function, LaunchDescription, Module, PreparedLaunch
 from hipgroupgemm.runtime.parameters import KernelParameters
 from hipgroupgemm.runtime.process import mapped_libraries
 
@@ -173,13 +173,18 @@ class CudaRuntime(Runtime):
         Raises:
             NotImplementedError: the driver is too old to have it.
         """
-        if self._library is None:
-            self._library = ctypes.CDLL(self.library)
+        self._library = self._library or ctypes.CDLL(self.library)
         try:
             return getattr(self._library, name)
         except AttributeError:
             text = f"{name}: the driver (API version {self.version}) has no such function; install a newer one"
             raise NotImplementedError(text) from None
+
+    def launch_functions(self, device: int) -> tuple[dict[str, int], dict[str, str]]:
+        """What `replay.Replay` needs of the driver."""
+        names = {"get_current": "cuCtxGetCurrent", "set_current": "cuCtxSetCurrent", "is_capturing": "cuStreamIsCapturing"}
+        names.update(replace_address="cuTensorMapReplaceAddress", launch="cuLaunchKernelEx")
+        return {"context": self._primary_context(device)[1]}, names
 
 
 class CudaLaunch(PreparedLaunch):
@@ -190,7 +195,7 @@ class CudaLaunch(PreparedLaunch):
     and 5.9 to 7.5 for ctypes with argument types.
     """
 
-    __slots__ = ("_address", "_call", "_config", "_function", "_native", "_params", "_runtime")
+    __slots__ = ("_address", "_call", "_config", "_function", "_native", "_params", "_programmatic", "_runtime")
 
     def __init__(
         self,
@@ -216,7 +221,7 @@ class CudaLaunch(PreparedLaunch):
             config.attrs, config.numAttrs = [attribute], 1
         self._runtime, self._function, self._native = runtime, function, function.native
         self._params, self._address = params, params.address  # the driver reads the parameters' memory
-        self._call = driver.cuLaunchKernelEx
+        self._call, self._programmatic = driver.cuLaunchKernelEx, programmatic
 
     def run(self) -> None:
         """Launch, with the values that the parameter block has now."""
@@ -224,9 +229,18 @@ class CudaLaunch(PreparedLaunch):
             self._runtime.check_process()
         status = self._call(self._config, self._native, self._address, 0)[0]
         if status:
-            at = self._config
-            grid, block = (at.gridDimX, at.gridDimY, at.gridDimZ), (at.blockDimX, at.blockDimY, at.blockDimZ)
-            self._runtime._launch_failed("cuLaunchKernelEx", int(status), self._function, grid, block, at.sharedMemBytes)
+            self.fail(int(status))
+
+    def fail(self, status: int) -> None:
+        """Raise what a launch that got this status raises."""
+        at = self.describe()
+        self._runtime._launch_failed("cuLaunchKernelEx", status, self._function, at.grid, at.block, at.shared_bytes)
+
+    def describe(self) -> LaunchDescription:
+        """What is launched now."""
+        at = self._config
+        grid, block = (at.gridDimX, at.gridDimY, at.gridDimZ), (at.blockDimX, at.blockDimY, at.blockDimZ)
+        return LaunchDescription(self._function.handle, self._address, grid, block, at.sharedMemBytes, self._programmatic)
 
     def set_grid(self, grid: tuple[int, int, int]) -> None:
         """Change the grid (blocks in x, y, z) of later runs."""

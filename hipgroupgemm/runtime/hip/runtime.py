@@ -15,7 +15,7 @@ from hipgroupgemm.runtime.base import Runtime
 from hipgroupgemm.runtime.compile import compile_hip, hiprtc_version
 from hipgroupgemm.runtime.errors import DeviceError, RuntimeUnavailable
 from hipgroupgemm.runtime.hip.library import NO_DEVICE, load_hip, single_hip_runtime
-from hipgroupgemm.runtime.objects import DeviceInfo, Function, PreparedLaunch
+from hipgroupgemm.runtime.objects import DeviceInfo, Function, LaunchDescription, PreparedLaunch
 from hipgroupgemm.runtime.parameters import KernelParameters
 
 __all__ = ["HipRuntime"]
@@ -182,6 +182,11 @@ class HipRuntime(Runtime):
         """HipRTC's version and the HIP runtime's, which tells releases of the compiler apart."""
         return f"{hiprtc_version()} of HIP {self.version}"
 
+    def launch_functions(self, device: int) -> tuple[dict[str, int], dict[str, str]]:
+        """What `replay.Replay` needs of the runtime."""
+        names = {"get_current": "hipGetDevice", "set_current": "hipSetDevice", "is_capturing": "hipStreamIsCapturing"}
+        return {"device": device, "is_hip": 1}, {**names, "launch": "hipModuleLaunchKernel"}
+
 
 class HipLaunch(PreparedLaunch):
     """hipModuleLaunchKernel with its arguments in place; from :meth:`Runtime.prepare_launch`."""
@@ -211,8 +216,18 @@ class HipLaunch(PreparedLaunch):
             self._runtime.check_process()
         status = self._call(self._function.native, *self._grid, *self._arguments)[0]
         if status:
-            block, shared_bytes = self._arguments[:3], self._arguments[3]
-            self._runtime._launch_failed("hipModuleLaunchKernel", int(status), self._function, self._grid, block, shared_bytes)
+            self.fail(int(status))
+
+    def fail(self, status: int) -> None:
+        """Raise what a launch that got this status raises."""
+        at = self.describe()
+        self._runtime._launch_failed("hipModuleLaunchKernel", status, self._function, at.grid, at.block, at.shared_bytes)
+
+    def describe(self) -> LaunchDescription:
+        """What is launched now."""
+        x, y, z, shared_bytes = self._arguments[:4]
+        grid_x, grid_y, grid_z = self._grid
+        return LaunchDescription(self._function.handle, self._params.address, (grid_x, grid_y, grid_z), (x, y, z), shared_bytes, False)
 
     def set_grid(self, grid: tuple[int, int, int]) -> None:
         """Change the grid (blocks in x, y, z) of later runs."""
