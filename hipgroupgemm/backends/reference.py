@@ -125,10 +125,11 @@ def compute(
         starts, ends = np.broadcast_to(bounds.starts, shape), np.broadcast_to(bounds.ends, shape)
     with np.errstate(all="ignore"):  # NaN, Inf and overflow are values here, not news
         for at in np.ndindex(batch_shape):
-            whole = (*(slice(None),) * lead, *at, ...)  # stays an array where nothing is left but one element
+            whole = (*[slice(None)] * lead, *at, ...)  # stays an array where nothing is left but one element
             part = (lhs[at], out[whole], None if c is None else c[whole])
             if mode is RaggedDotMode.NON_CONTRACTING:
-                weights, bounds_at = rhs[(slice(None), *at)], (starts[at].tolist(), ends[at].tolist())
+                every = (slice(None), *at)
+                weights, bounds_at = rhs[every], (starts[at].tolist(), ends[at].tolist())
                 _non_contracting(*part, weights, *bounds_at, bias, epilogue, direct, zero_tail)
             elif mode is RaggedDotMode.CONTRACTING:
                 _contracting(*part, rhs[at], starts[at], ends[at], epilogue, direct)
@@ -175,7 +176,8 @@ def _contracting(a: Array, out: Array, c: Array | None, b: Array, starts: Array,
     for group in range(len(out)):
         pairs = []
         for at in np.ndindex(starts.shape[:-1]):
-            rows = slice(int(starts[(*at, group)]), int(ends[(*at, group)]))
+            bound = (*at, group)
+            rows = slice(int(starts[bound]), int(ends[bound]))
             if rows.start < rows.stop:
                 pairs.append((a[at][:, rows], b[at][rows]))
         slab = (group, ...)
