@@ -20,7 +20,6 @@ from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.measure.check import CheckCounts, CheckResult, Products, Sample, check_result_of, draw_sample, host_integers, products_of
 from hipgroupgemm.measure.layouts import Layout, layouts_of
 from hipgroupgemm.measure.roofline import Roofline
-from hipgroupgemm.operands.dtypes import dtype_of
 from hipgroupgemm.operands.views import ArrayView, Device, numpy_view, packed_strides
 
 __all__ = ["Harness", "Memory", "OperandSet"]
@@ -83,7 +82,6 @@ class Harness(abc.ABC):
 
     def __init__(self) -> None:
         self._live: weakref.WeakSet[Memory] = weakref.WeakSet()
-        self._rooflines: dict[str, Roofline | None] = {}
 
     @abc.abstractmethod
     def _allocate(self, nbytes: int) -> Memory:
@@ -114,8 +112,8 @@ class Harness(abc.ABC):
         """Compares the sample of out and looks at all of it and around it; it was full of the byte `fill`."""
 
     @abc.abstractmethod
-    def _measure_roofline(self, dtype: np.dtype[Any]) -> Roofline | None:
-        """See `roofline`."""
+    def roofline(self, dtype: Any) -> Roofline | None:
+        """Measures the device's roofline for an element type; None where there is nothing to measure it with."""
 
     @abc.abstractmethod
     def time(self, call: Callable[[], object]) -> float:
@@ -296,13 +294,6 @@ class Harness(abc.ABC):
         """How many elements of out differ bitwise from a snapshot of the same operands' out."""
         layout = operands.layouts["out"]
         return self._differing(layout, operands.memory["out"].ptr + layout.offset, snapshot.ptr + layout.offset)
-
-    def roofline(self, dtype: Any) -> Roofline | None:
-        """The device's measured roofline for an element type, measured once; None where there is nothing to measure it with."""
-        kind = dtype_of(dtype)
-        if kind.name not in self._rooflines:
-            self._rooflines[kind.name] = self._measure_roofline(kind)
-        return self._rooflines[kind.name]
 
     def close(self) -> None:
         """Frees everything. Closing twice is fine."""

@@ -17,6 +17,7 @@ from hipgroupgemm.measure.base import Array, Harness, Memory, OperandSet
 from hipgroupgemm.measure.check import CheckCounts, Products, Sample, check_arrays
 from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.roofline import Roofline
+from hipgroupgemm.operands.dtypes import dtype_of
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.runtime import get_runtime
 from hipgroupgemm.runtime.base import Runtime
@@ -262,15 +263,16 @@ class DeviceHarness(Harness):
         with self.runtime.use_device(self._index):
             self.runtime.synchronize_stream(self.stream)
 
-    def _measure_roofline(self, dtype: np.dtype[Any]) -> Roofline | None:
+    def roofline(self, dtype: Any) -> Roofline | None:
         """The product by CuPy, None where it does not serve this device; copy and read by this package's own calls."""
+        kind = dtype_of(dtype)
         try:
             import cupy
 
             if ("rocm" if cupy.cuda.runtime.is_hip else "cuda") != self.device.kind:
                 return None
             with cupy.cuda.Device(self._index), cupy.cuda.ExternalStream(self.stream, self._index):
-                made = [cupy.random.standard_normal((_PRODUCT, _PRODUCT), dtype=np.float32).astype(dtype) for _ in range(3)]
+                made = [cupy.random.standard_normal((_PRODUCT, _PRODUCT), dtype=np.float32).astype(kind) for _ in range(3)]
                 product = min(self.time(lambda: cupy.matmul(made[0], made[1], out=made[2])) for _ in range(13))
                 made.clear()
                 cupy.get_default_memory_pool().free_all_blocks()
@@ -279,7 +281,7 @@ class DeviceHarness(Harness):
             return None
         copy = min(self.time(lambda: self.copy_bytes(target.ptr, source.ptr, _COPY)) for _ in range(8))
         read = min(self.time(lambda: self._touch(source)) for _ in range(8))
-        return Roofline.of(_PRODUCT, dtype.name, product, _COPY, copy, read)
+        return Roofline.of(_PRODUCT, kind.name, product, _COPY, copy, read)
 
     def close(self) -> None:
         """Frees everything the harness made, its stream included."""

@@ -18,7 +18,7 @@ from hipgroupgemm.measure.check import CheckCounts, Products, Sample, check_arra
 from hipgroupgemm.measure.environment import blas_threads, busy_note, load_average
 from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.roofline import Roofline
-from hipgroupgemm.operands.dtypes import compute_type_of
+from hipgroupgemm.operands.dtypes import compute_type_of, dtype_of
 from hipgroupgemm.operands.views import CPU, numpy_view
 from hipgroupgemm.runtime.process import available_cores
 
@@ -101,9 +101,9 @@ class HostHarness(Harness):
         finally:
             tracemalloc.stop()
 
-    def _measure_roofline(self, dtype: np.dtype[Any]) -> Roofline:
+    def roofline(self, dtype: Any) -> Roofline:
         """The best of a few runs each. 16- and 8-bit products are computed in float32, so that it is float32's product that bounds them."""
-        kind = np.dtype(compute_type_of(dtype, dtype))
+        kind = np.dtype(compute_type_of(dtype_of(dtype), dtype_of(dtype)))
         a, b = np.random.default_rng(0).standard_normal((2, _PRODUCT, _PRODUCT)).astype(kind)
         out = np.matmul(a, b)
         best = min(self.time(lambda: np.matmul(a, b, out=out)) for _ in range(5))

@@ -11,7 +11,7 @@ import math
 import operator
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hipgroupgemm.backends.base import Backend
@@ -21,10 +21,10 @@ from hipgroupgemm.measure.verify import SizeSet, size_sets
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.processes import error_text
 from hipgroupgemm.store.identity import identity
-from hipgroupgemm.tuning.candidates import Candidate, compile_candidates, find_candidates
+from hipgroupgemm.tuning.candidates import compile_candidates, find_candidates
 from hipgroupgemm.tuning.race import Entry, Race
 from hipgroupgemm.tuning.report import VERDICTS, TuningReport, TuningRow
-from hipgroupgemm.tuning.runners import Deadlines, Runner, WorkerRunner
+from hipgroupgemm.tuning.runners import Deadlines, Runner
 from hipgroupgemm.tuning.session import NO_MEMORY, SessionError, Task
 
 __all__ = ["TuningProgress", "tune"]
@@ -129,6 +129,7 @@ def tune(
     facts = identity(where)
     found = find_candidates(config, where, notes, backends, algorithms, max_algorithms, max_workspace_size, deterministic)
     sets = size_sets(config, samples, where)
+    entries: dict[tuple[str, int, str], Entry] = {}
     runners: list[Runner] = []
     done: collections.Counter[str] = collections.Counter()
 
@@ -138,14 +139,21 @@ def tune(
         if progress is not None:
             progress(TuningProgress(phase, done[phase], total, entry.row(None, 0.0, None) if entry.verdict else None))
 
+    def make(backends: Mapping[str, Backend], isolate: bool) -> Runner:
+        task = Task(config, where, sets, seed, roofline)
+        runners.append(Runner(task, backends, lambda one, outcome: entries[one.key].record_failure(outcome), deadlines, isolate=isolate))
+        return runners[-1]
+
     with contextlib.ExitStack() as opened:
         opened.push(lambda *error: _close(runners, notes, abruptly=error[0] is not None))
         compile_candidates(found, config, where, limit, notes)
-        entries = _enter(found, Task(config, where, sets, seed, roofline), deadlines, isolate, runners, notes)
+        by_backend = _runners({backend.name: backend for backend, _ in found}, make, isolate, notes)
+        entries |= {algorithm.key: Entry(algorithm, by_backend[backend.name]) for backend, algorithm in found}
         for note in notes:
             _log.warning("%s", note)
-        _check_entries(entries, sets, deadlines, lambda entry, steps: say("check", entry, len(entries) * len(sets), steps))
-        right = [entry for entry in entries if not entry.verdict]
+        ordered = list(entries.values())
+        _check_entries(ordered, sets, deadlines, lambda entry, steps: say("check", entry, len(entries) * len(sets), steps))
+        right = [entry for entry in ordered if not entry.verdict]
         race = Race(right, len(samples), warmup, repetitions, seed, deadlines, lambda entry, total: say("time", entry, total))
         race.finish(notes)
     measured = next((runner.roofline for runner in runners if runner.roofline is not None), None)
@@ -155,7 +163,7 @@ def tune(
         least = [measured.floor_ms(count, config.min_bytes(one.sizes)) for count, one in zip(flops, sets, strict=False)]
         floor = sum(least) / len(least)
     leader = race.leader()
-    rows = [entry.row(leader, sum(flops) / len(flops), floor) for entry in entries]
+    rows = [entry.row(leader, sum(flops) / len(flops), floor) for entry in ordered]
     return TuningReport(
         config=config.key(),
         device=str(where),
@@ -185,6 +193,8 @@ def _close(runners: list[Runner], notes: list[str], *, abruptly: bool) -> None:
 
 def _integer(name: str, value: Any, least: int) -> int:
     try:
+        if isinstance(value, bool):  # no number here
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name}: got {type(value).__name__}, wanted an int") from None
@@ -194,55 +204,44 @@ def _integer(name: str, value: Any, least: int) -> int:
 
 
 def _seconds(name: str, value: Any, most: float = math.inf) -> float:
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise TypeError(f"{name}: got {type(value).__name__}, wanted seconds")
     if not 0 < value <= most:
         raise ValueError(f"{name}={value}: wanted more than 0 and at most {most} seconds")
     return value
 
 
-def _enter(
-    found: Sequence[Candidate], task: Task, deadlines: Deadlines, isolate: bool | None, runners: list[Runner], notes: list[str]
-) -> list[Entry]:
-    """Entries with runners, which are appended to `runners` as soon as they are there, so that they are closed whatever happens."""
-    backends = {backend.name: backend for backend, _ in found}
-    sent, refused = {}, {}
-    by_name: dict[str, Runner] = {}
-    if isolate if isolate is not None else any(name not in _SAFE for name in backends):
+def _runners(
+    backends: Mapping[str, Backend], make: Callable[[Mapping[str, Backend], bool], Runner], isolate: bool | None, notes: list[str]
+) -> dict[str, Runner]:
+    """The runner of each backend: a worker's as far as `isolate` wants one and it can be had, else one in this process."""
+    found: dict[str, Runner] = {}
+    if isolate or (isolate is None and backends.keys() - _SAFE):
+        sent, reasons = {}, {}
         for name, backend in backends.items():
             try:
                 if not type(backend).__module__.startswith("hipgroupgemm.backends."):  # those a worker finds by their names
                     sent[name] = _portable(backend)
             except Exception as error:
-                refused[name] = error_text(error)
-        if refused and isolate:
-            words = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+                reasons[name] = error_text(error)
+        if reasons and isolate:
+            words = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
             raise RuntimeError(
                 f"isolate=True: backends that cannot be pickled: {words}; define their class in a module that can be imported"
             )
-        said = [f"{name} ran in this process, where it can take it down, since it cannot be pickled ({refused[name]})" for name in refused]
+        words = "ran in this process, where {} can take it down"
         try:
-            if len(refused) < len(backends):
-                worker = WorkerRunner(task, sent, deadlines)
-                runners.append(worker)  # before there is a process
-                worker.open()
-                by_name = dict.fromkeys(backends.keys() - refused, worker)
+            if len(reasons) < len(backends):
+                found = dict.fromkeys(backends.keys() - reasons, make(sent, True))
+            notes += [f"{name} {words.format('it')}, since it cannot be pickled ({reason})" for name, reason in reasons.items()]
         except SessionError as error:  # a GPU that serves one process only, say
             if str(error).startswith(NO_MEMORY):
                 raise
             if isolate:
                 raise RuntimeError(f"isolate=True: {error}") from error
-            said = [f"candidates ran in this process, where they can take it down: {error}"]
-        notes += said
-    local = {name: backend for name, backend in backends.items() if name not in by_name}
-    if local:
-        runners.append(Runner(task, local))
-        by_name |= dict.fromkeys(local, runners[-1])
-    entries = [Entry(algorithm, by_name[backend.name]) for backend, algorithm in found]
-    by_key = {entry.algorithm.key: entry for entry in entries}
-    for runner in runners:
-        runner.record_failure = lambda algorithm, outcome: by_key[algorithm.key].record_failure(outcome)
-    return entries
+            notes.append(f"candidates {words.format('they')}: {error}")
+    local = {name: backend for name, backend in backends.items() if name not in found}
+    return found | (dict.fromkeys(local, make(local, False)) if local else {})
 
 
 def _portable(backend: Backend) -> Backend:

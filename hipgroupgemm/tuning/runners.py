@@ -17,7 +17,7 @@ from hipgroupgemm.processes import Worker, WorkerDied, WorkerTimedOut
 from hipgroupgemm.tuning import session
 from hipgroupgemm.tuning.session import Session, SessionError, StepResult, Task
 
-__all__ = ["Deadlines", "Runner", "WorkerRunner"]
+__all__ = ["Deadlines", "Runner"]
 
 _RESTARTS = 16
 _LINGER_SECONDS = 0.3
@@ -34,8 +34,10 @@ _DOING = {
     "close": "while it was closed",
 }
 
-_Request = tuple[Any, ...]
+_Key = tuple[str, int, str]
+_Request = tuple[Any, ...]  # a step's name, the candidate, what else the session's method takes
 _LOST = (WorkerDied, WorkerTimedOut, SessionError)
+Blame = Callable[[MatmulAlgorithm, Outcome], object]
 
 
 class Deadlines:
@@ -76,52 +78,38 @@ class Deadlines:
 
 
 class Runner:
-    """Runs a session's steps, here in this process, where a candidate that crashes or hangs takes it along.
+    """Runs a session's steps, in a worker or in this process, where a candidate that crashes or hangs takes it along.
 
-    What a candidate does wrong is in the outcome and never raised.
+    What a candidate does wrong is in the outcome and never raised. What ends a worker is held against the candidate that ran just then only
+    if it ends one in which it runs alone as well: another may have left a timer, a thread or spoilt memory behind.
 
     Args:
-        task: what for. backends: those of candidates, by name.
+        task: what for. backends: those of candidates that are not found by their names.
+        blame: is told what a candidate does wrong out of its turn: while it is closed, or behind its own back.
+        deadlines: of steps in a worker. isolate: whether there is one.
 
     Attributes:
         roofline: the device's, or None. remark: what is to be known of times that are taken here, or "".
         notes: what happened that a person should know of.
-        record_failure: is told what a candidate does wrong out of its turn: while it is closed, or behind its own back.
 
     Raises:
-        SessionError: no harness, or no memory.
+        SessionError: no harness, no memory, or no worker.
     """
 
-    roofline: Roofline | None = None
-    remark: str = ""
-    record_failure: Callable[[MatmulAlgorithm, Outcome], object] = staticmethod(lambda algorithm, outcome: None)
-    _given_up: str = ""
-
-    def __init__(self, task: Task, backends: Mapping[str, Backend]) -> None:
-        self.notes: list[str] = []
-        self._session = Session(task, backends)
-        self.roofline, self.remark = self._session.roofline, self._session.remark
-
-    def _step(self, kind: str, algorithm: MatmulAlgorithm, *arguments: Any) -> Outcome:
-        """The outcome of a step with a candidate."""
-        if self._given_up:
-            return Outcome("untimed", self._given_up)
-        try:
-            result = self._session.step(kind, algorithm, *arguments)
-        except SessionError as error:  # whoever has caused it: in this process there is no telling
-            result = StepResult(Outcome("untimed", str(error)), self._session.broken(), [])
-        if result.broken:
-            self._give_up(f"the device cannot be used in this process any more: {result.broken}")
-        return self._taken(result)
-
-    def _taken(self, result: StepResult) -> Outcome:
-        for algorithm, reason in result.faults:
-            self.record_failure(algorithm, Outcome("failed", reason))
-        return result.outcome
-
-    def _give_up(self, reason: str) -> None:
-        self._given_up = reason
-        self.notes.append(f"tuning stopped: {reason}")
+    def __init__(self, task: Task, backends: Mapping[str, Backend], blame: Blame, deadlines: Deadlines, *, isolate: bool) -> None:
+        self.roofline: Roofline | None = None
+        self.remark, self.notes = "", list[str]()
+        self._task, self._backends, self._blame, self._deadlines = task, backends, blame, deadlines
+        self._worker: Worker | None = None
+        self._session = None if isolate else Session(task, backends)
+        self._fresh = False  # the worker has served nobody else
+        self._given_up, self._losses = "", 0
+        self._ran: dict[_Key, list[_Request]] = {}  # what candidates have done in this worker, who ran last in the end
+        self._strikes: collections.Counter[_Key] = collections.Counter()
+        if self._session is None:
+            self._open(fresh=False)
+        else:
+            self.roofline, self.remark = self._session.roofline, self._session.remark
 
     def check(self, algorithm: MatmulAlgorithm, index: int) -> Outcome:
         """Checks a candidate on a size set."""
@@ -132,58 +120,44 @@ class Runner:
         return self._step("time", algorithm, sample, turn, checked)
 
     def forget(self, algorithm: MatmulAlgorithm) -> None:
-        """Frees what is kept of a candidate; what it does wrong then goes to `record_failure`."""
-        outcome = self._step("forget", algorithm)
-        if outcome.verdict not in ("", "untimed"):
-            self.record_failure(algorithm, outcome)
+        """Frees what is kept of a candidate; `blame` is told what it does wrong then."""
+        if algorithm.key in self._ran:
+            outcome = self._step("forget", algorithm)
+            if outcome.verdict not in ("", "untimed"):
+                self._blame(algorithm, outcome)
 
     def close(self, *, abruptly: bool = False) -> None:
-        """Ends the session; abruptly, where it may be in the midst of a step."""
-        del abruptly
-        self._session.close()
-
-
-class WorkerRunner(Runner):
-    """In a worker process, which is there from `open` to `close`.
-
-    What ends a worker is held against the candidate that ran just then only if it ends one in which it runs alone as well: another may
-    have left a timer, a thread or spoilt memory behind.
-
-    Args:
-        task: what for. backends: those that a worker does not find by their names. deadlines: of the steps.
-    """
-
-    def __init__(self, task: Task, backends: Mapping[str, Backend], deadlines: Deadlines) -> None:
-        self.notes = []
-        self._task, self._backends, self._deadlines = task, backends, deadlines
-        self._worker: Worker | None = None
-        self._fresh = False
-        self._losses = 0
-        self._ran: dict[tuple[str, int, str], list[_Request]] = {}  # what candidates have done in this worker, who ran last in the end
-        self._strikes: collections.Counter[tuple[str, int, str]] = collections.Counter()
+        """Ends the session; abruptly, where it may be in the midst of a step. A worker goes back to the pool, but where the end is abrupt
+        or it has run others' code, which may change."""
+        try:
+            if self._session is not None:
+                self._session.close()
+            elif self._worker is not None and not abruptly and not self._backends:
+                with contextlib.suppress(*_LOST):
+                    self._call("close_session")
+                    processes.release(self._worker)
+                    self._worker = None  # not before: an interrupt between the two had better kill it
+        finally:
+            self._drop()
 
     # ---- the worker --------------------------------------------------------------------------------------------------------
 
-    def open(self, *, fresh: bool = False) -> None:
-        """A worker with the session open; a fresh one, or one that may have served other sessions.
-
-        Raises:
-            SessionError: no worker starts, or none can open the session (no memory, say).
-        """
+    def _open(self, *, fresh: bool) -> None:
+        """A worker with the session open: a fresh one, or one that may have served other sessions."""
         self._drop()
         try:
             self._worker = processes.acquire(str(self._task.device), fresh=fresh or bool(self._backends))
             self._fresh = self._worker.calls == 0
             self.roofline, self.remark = self._call("open_session", self._task, self._backends)
-        except Exception as error:
+        except BaseException as error:
             self._drop()
-            if isinstance(error, SessionError):
+            if isinstance(error, SessionError) or not isinstance(error, Exception):
                 raise
             if isinstance(error, OSError):
                 raise SessionError(f"the worker process cannot be started: {error}") from error
-            if not self._fresh:  # an idle one may have ended just then
-                return self.open(fresh=True)
-            raise SessionError(f"the worker process did not get ready: {error}") from error
+            if self._fresh:
+                raise SessionError(f"the worker process did not get ready: {error}") from error
+            self._open(fresh=True)  # an idle one may have ended just then
 
     def _call(self, function: str, *arguments: Any) -> Any:
         """What a function of `session` returns in the worker. Raises SessionError, WorkerDied, WorkerTimedOut."""
@@ -196,25 +170,36 @@ class WorkerRunner(Runner):
             self._worker.kill()
             self._worker = None
 
-    def _reopen(self) -> None:
-        """A fresh worker, a bounded number of times."""
-        try:
-            if self._losses > _RESTARTS:
-                raise SessionError(f"{_RESTARTS} workers were lost to other candidates; name this one in algorithms= to tune it alone")
-            self.open(fresh=True)
-        except SessionError as error:
-            self._give_up(str(error))
+    def _ready(self) -> bool:
+        """Whether there is a session, after a lost worker in a fresh one, a bounded number of times."""
+        if self._session is None and self._worker is None and not self._given_up:
+            try:
+                if self._losses > _RESTARTS:
+                    raise SessionError(f"{_RESTARTS} workers were lost to other candidates; name this one in algorithms= to tune it alone")
+                self._open(fresh=True)
+            except SessionError as error:
+                self._give_up(str(error))
+        return not self._given_up
+
+    def _give_up(self, reason: str) -> None:
+        self._given_up = reason
+        self.notes.append(f"tuning stopped: {reason}")
 
     # ---- steps -------------------------------------------------------------------------------------------------------------
 
     def _do(self, request: _Request) -> Outcome:
-        """A step in the worker. Raises as `_call`; a device that is unusable afterwards is an end of the worker."""
+        """A step's outcome. Raises one of `_LOST` where a worker is lost in it, or cannot use the device afterwards."""
+        if not self._ready():
+            return Outcome("untimed", self._given_up)
         algorithm = request[1]
-        past = self._ran.pop(algorithm.key, [])
-        self._ran[algorithm.key] = past
-        result: StepResult = self._call("session_step", *request)
-        outcome = self._taken(result)
-        if result.broken:
+        self._ran[algorithm.key] = past = self._ran.pop(algorithm.key, [])
+        result: StepResult = self._here(request) if self._session is not None else self._call("session_step", *request)
+        outcome = result.outcome
+        for one, reason in result.faults:
+            self._blame(one, Outcome("failed", reason))
+        if result.broken and self._session is not None:
+            self._give_up(f"the device cannot be used in this process any more: {result.broken}")
+        elif result.broken:
             reason = f"{outcome.reason}; " if outcome.reason else ""
             raise WorkerDied(f"{reason}the device was unusable afterwards: {result.broken}", step="run")
         past.append(request)
@@ -222,79 +207,70 @@ class WorkerRunner(Runner):
             self._drop()  # built-in backends clean up behind themselves; of others nobody knows
         return outcome
 
-    def _step(self, kind: str, algorithm: MatmulAlgorithm, *arguments: Any) -> Outcome:
-        request = (kind, algorithm, *arguments)
-        if kind == "forget" and (self._worker is None or algorithm.key not in self._ran):
-            return Outcome()
+    def _here(self, request: _Request) -> StepResult:
+        assert self._session is not None
+        try:
+            return self._session.step(*request)
+        except SessionError as error:  # whoever has caused it: in this process there is no telling
+            return StepResult(Outcome("untimed", str(error)), self._session.broken(), [])
+
+    def _step(self, *request: Any) -> Outcome:
+        """What is to be held against the candidate of a step."""
+        key = request[1].key
         while True:
-            if self._worker is None and not self._given_up:
-                self._reopen()
-            if self._given_up:
-                return Outcome("untimed", self._given_up)
-            past = list(self._ran.get(algorithm.key, ()))
-            others = [requests[-1] for key, requests in self._ran.items() if key != algorithm.key]
-            alone = self._fresh and not others
+            past = [*self._ran.get(key, ()), request]
+            others = [requests[-1] for one, requests in self._ran.items() if one != key and requests]
+            alone = not others and (self._fresh or self._worker is None)
             try:
                 return self._do(request)
             except _LOST as error:
                 self._drop()
                 self._losses += 1
                 closed = getattr(error, "detail", None)
-                if closed is not None and closed.key != algorithm.key:  # it had to make room: the step itself is still to come
-                    self.record_failure(closed, self._verdict(request, error))
+                if closed is not None and closed.key != key:  # it had to make room: the step itself is still to come
+                    self._blame(closed, self._verdict(request, error))
                     continue
-                if alone or self._deadlines.shortened(error):
-                    return self._verdict(request, error)
-                return self._alone([*past, request], others, error)
+                first = self._verdict(request, error)
+                if alone or first.verdict == "untimed":
+                    return first
+                outcome, lost = self._alone(past)
+                if lost or self._given_up or isinstance(error, SessionError) or any(map(self._is_late, others[: -_SUSPECTS - 1 : -1])):
+                    return outcome
+                self._strikes[key] += error.step != "start"  # else it was lost before
+                if self._strikes[key] < _STRIKES:
+                    return outcome
+                words = f"not when it ran alone, but {self._strikes[key]} times among others, workers were lost"
+                return Outcome("untimed", f"{words}: {first.reason}")
 
-    def _replay(self, requests: Sequence[_Request]) -> Outcome:
-        """What comes of steps in a fresh worker: of the last one, or of the first that is not right. Raises as `_do`."""
+    def _alone(self, requests: Sequence[_Request], linger: float = 0.0) -> tuple[Outcome, bool]:
+        """What comes of steps in a fresh worker: of the last one, or of the first that is not right; and whether the worker was lost."""
         self._drop()
-        self._reopen()
-        if self._given_up:
-            raise SessionError(self._given_up)
-        for request in requests:
-            outcome = self._do(request)
-            if outcome.verdict:
-                break
-        return outcome
-
-    def _alone(self, requests: Sequence[_Request], others: Sequence[_Request], error: Exception) -> Outcome:
-        """What comes of a step that a worker was lost in when all that its candidate did is done again in a fresh worker."""
-        key = requests[-1][1].key
+        request, outcome = requests[0], Outcome()
         try:
-            outcome = self._replay(requests)
-        except _LOST as again:
+            for request in requests:
+                outcome = self._do(request)
+                if outcome.verdict:
+                    break
+            if self._worker is not None and linger:
+                self._worker.call("time:sleep", linger, deadlines=self._deadlines.of_steps())
+        except _LOST as error:
             self._drop()
-            return Outcome("untimed", self._given_up) if self._given_up else self._verdict(requests[-1], again)
-        if isinstance(error, SessionError) or any(self._suspect(other) for other in reversed(others[-_SUSPECTS:])):
-            return outcome
-        self._strikes[key] += getattr(error, "step", "") != "start"  # else it was lost before
-        if self._strikes[key] >= _STRIKES:
-            reason = self._verdict(requests[-1], error).reason
-            return Outcome("untimed", f"not when it ran alone, but {self._strikes[key]} times among others, workers were lost: {reason}")
-        return outcome
+            return self._verdict(request, error), True
+        return outcome, False
 
-    def _suspect(self, request: _Request) -> bool:
-        """Whether a candidate that ran before ends its worker after it has returned."""
-        try:
-            self._replay([request])
-            if self._worker is not None:
-                self._worker.call("time:sleep", _LINGER_SECONDS, deadlines=self._deadlines.of_steps())
-        except SessionError:
+    def _is_late(self, request: _Request) -> bool:
+        """Whether a candidate ends its worker after it has returned from a step."""
+        outcome, lost = self._alone([request], _LINGER_SECONDS)
+        if not lost or outcome.verdict not in ("crashed", "timed out"):
             return False
-        except (WorkerDied, WorkerTimedOut) as error:
-            self._drop()
-            outcome = self._verdict(request, error)
-            self.record_failure(request[1], dataclasses.replace(outcome, reason=f"some time after it had returned: {outcome.reason}"))
-            return True
-        return False
+        self._blame(request[1], dataclasses.replace(outcome, reason=f"some time after it had returned: {outcome.reason}"))
+        return True
 
     def _verdict(self, request: _Request, error: Exception) -> Outcome:
         """What a lost worker says of the candidate that is to blame."""
         if not isinstance(error, (WorkerDied, WorkerTimedOut)):
             return Outcome("failed", str(error))
-        doing = f"while {_DOING[error.step]}" if error.step in _DOING else f"in {error.step!r}"
+        doing = _DOING.get(error.step, f"in {error.step!r}")
         if len(request) > 2 and error.step != "close":
             doing += f" on {self._task.sets[request[2]].describe()}"
         if isinstance(error, WorkerDied):
@@ -302,14 +278,3 @@ class WorkerRunner(Runner):
         if self._deadlines.shortened(error):
             return Outcome("untimed", f"the time limit came {doing}")
         return Outcome("timed out", f"{doing}: not done after {error.seconds:.3g} s, the worker process was killed\n{error.tail}".strip())
-
-    def close(self, *, abruptly: bool = False) -> None:
-        """See `Runner.close`. A worker goes back to the pool, but where the end is abrupt or it has run others' code, which may change."""
-        try:
-            if self._worker is not None and not abruptly and not self._backends:
-                with contextlib.suppress(*_LOST):
-                    self._call("close_session")
-                    processes.release(self._worker)
-                    self._worker = None  # not before: an interrupt between the two had better kill it
-        finally:
-            self._drop()

@@ -94,41 +94,12 @@ class Session:
         except Exception as error:
             raise SessionError(error_text(error)) from error
 
-    # ---- candidates --------------------------------------------------------------------------------------------------------
-
-    def _executable(self, algorithm: MatmulAlgorithm) -> Executable:
-        entry = self._prepared.pop(algorithm.key, None)
-        if entry is None:
-            while self._prepared and (
-                sum(one.workspace_size for _, one in self._prepared.values()) + algorithm.workspace_size > self._most_workspace
-                or len(self._prepared) >= _MOST_PREPARED
-            ):
-                self.forget(next(iter(self._prepared.values()))[1])
-            self._note("prepare")
-            backend = self._backends.get(algorithm.backend) or get_backend(algorithm.backend)
-            entry = backend.prepare(self.task.config.key(), self.task.device, algorithm, self._harness.stream), algorithm
-        self._prepared[algorithm.key] = entry
-        return entry[0]
-
-    def forget(self, algorithm: MatmulAlgorithm) -> Outcome:
-        """Closes what is prepared of a candidate: it is not needed any more, or others need its room."""
-        entry = self._prepared.pop(algorithm.key, None)
-        if entry is not None:
-            self._note("close", algorithm)
-            try:
-                entry[0].close()
-            except (Exception, SystemExit) as error:  # nobody's affair but its own
-                self._faults.append((algorithm, f"while it was closed: {error_text(error)}"))
-        return Outcome()
-
-    # ---- steps -------------------------------------------------------------------------------------------------------------
-
     def step(self, kind: str, algorithm: MatmulAlgorithm, *arguments: Any) -> StepResult:
         """Calls `check`, `time` or `forget`. Raises SessionError for what is no candidate's fault."""
         with self._nobodys_fault():
             outcome = getattr(self, kind)(algorithm, *arguments)
         faults, self._faults = self._faults, []
-        return StepResult(outcome, self.broken(), faults)
+        return StepResult(outcome or Outcome(), self.broken(), faults)
 
     def broken(self) -> str:
         """ "" while the device can be used, else what it says: some device errors never go away in a process."""
@@ -146,28 +117,49 @@ class Session:
             if self.task.sets[index].config is None:
                 raise
             return Outcome()
-        return self._guarded(
-            algorithm, lambda: self._verifier.check(index, lambda: self._executable(algorithm), deterministic=algorithm.deterministic)
-        )
+        return self._guarded(self._verifier.check, algorithm, index, deterministic=algorithm.deterministic)
 
     def time(self, algorithm: MatmulAlgorithm, sample: int, turn: int, checked: bool) -> Outcome:
         """Times one cold call of a candidate on a sample, with the operands of that turn; see `Verifier.time`."""
         self._verifier.use(sample, timing=True)
-        made_anew = algorithm.key not in self._prepared  # others took its room
-        return self._guarded(
-            algorithm, lambda: self._verifier.time(sample, turn, lambda: self._executable(algorithm), checked=checked, cold=made_anew)
-        )
+        cold = algorithm.key not in self._prepared  # others took its room
+        return self._guarded(self._verifier.time, algorithm, sample, turn, checked=checked, cold=cold)
 
-    def _guarded(self, algorithm: MatmulAlgorithm, run: Callable[[], Outcome]) -> Outcome:
-        """A step's outcome; what the candidate raises is "failed". Whoever comes next finds inputs as they should be."""
+    def forget(self, algorithm: MatmulAlgorithm) -> None:
+        """Closes what is prepared of a candidate: it is not needed any more, or others need its room."""
+        entry = self._prepared.pop(algorithm.key, None)
+        if entry is not None:
+            self._note("close", algorithm)
+            try:
+                entry[0].close()
+            except (Exception, SystemExit) as error:  # nobody's affair but its own
+                self._faults.append((algorithm, f"while it was closed: {error_text(error)}"))
+
+    def _guarded(self, run: Callable[..., Outcome], algorithm: MatmulAlgorithm, *arguments: Any, **settings: Any) -> Outcome:
+        """A verifier's step with a candidate; what that raises is "failed". Whoever comes next finds inputs as they should be."""
         try:
-            outcome = run()
+            outcome = run(*arguments, lambda: self._executable(algorithm), **settings)
         except (Exception, SystemExit) as error:
             outcome = Outcome("failed", error_text(error))
         if outcome.verdict:
             self.forget(algorithm)
             self._verifier.distrust()
         return outcome
+
+    def _executable(self, algorithm: MatmulAlgorithm) -> Executable:
+        entry = self._prepared.pop(algorithm.key, None)
+        if entry is None:
+            others = self._prepared.values()
+            while others and (
+                sum(one.workspace_size for _, one in others) + algorithm.workspace_size > self._most_workspace
+                or len(others) >= _MOST_PREPARED
+            ):
+                self.forget(next(iter(others))[1])
+            self._note("prepare")
+            backend = self._backends.get(algorithm.backend) or get_backend(algorithm.backend)
+            entry = backend.prepare(self.task.config.key(), self.task.device, algorithm, self._harness.stream), algorithm
+        self._prepared[algorithm.key] = entry
+        return entry[0]
 
     def close(self) -> None:
         """Frees candidates, operands and harness, as far as the device lets it."""

@@ -32,7 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch, script: types.ModuleType, tmp_path) -
     """Shapes scaled far down, three rounds a ratio; the script's arguments name tmp_path."""
     monkeypatch.setattr(workloads, "AUTO_PADDED_FLOPS", 10**7)
     monkeypatch.setattr(HostHarness, "flush", lambda self: None)
-    monkeypatch.setattr(HostHarness, "_measure_roofline", lambda *_: Roofline(1e11, 1e10, "a product", "a copy"))
+    monkeypatch.setattr(HostHarness, "roofline", lambda *_: Roofline(1e11, 1e10, "a product", "a copy"))
     monkeypatch.setattr(ratios, "bare_loop_ratio", functools.partial(ratios.bare_loop_ratio, divisor=32))
     monkeypatch.setattr(ratios, "padded_ratio", functools.partial(ratios.padded_ratio, divisor=16))
     monkeypatch.setattr(script, "RATIO_SECONDS", 0.0)

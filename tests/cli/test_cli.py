@@ -31,7 +31,7 @@ QUICK = ["--repetitions", "2", "--device", "cpu"]
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rooflines take a second to measure; where they are not what is tested, they are given."""
-    monkeypatch.setattr(HostHarness, "_measure_roofline", lambda *_: Roofline(1e11, 1e10, "a product", "a copy"))
+    monkeypatch.setattr(HostHarness, "roofline", lambda *_: Roofline(1e11, 1e10, "a product", "a copy"))
 
 
 def invoke(*arguments: str):
@@ -404,7 +404,7 @@ def test_ctrl_c_keeps_finished_rows(tmp_path) -> None:
 
 @pytest.mark.usefixtures("fast")
 def test_ctrl_c_before_the_first_row(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    monkeypatch.setattr(HostHarness, "_measure_roofline", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(HostHarness, "roofline", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     result = bench(*SHAPE, "--csv", str(tmp_path / "a.csv"), "--plot", str(tmp_path / "a.png"))
     assert result.exit_code == 130
     assert "Stopped. 0 finished rows were kept." in result.output

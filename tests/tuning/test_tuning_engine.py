@@ -270,6 +270,8 @@ def test_refusals(register):
         ({"seed": 1 << 70}, ValueError),
         ({"seed": "x"}, TypeError),
         ({"seed": None}, TypeError),
+        ({"repetitions": True}, TypeError),
+        ({"step_timeout": True}, TypeError),
         ({"seed": np.arange(4)}, TypeError),
         ({"seed": np.ones(1)}, TypeError),
         ({"repetitions": np.arange(9)}, TypeError),
@@ -414,9 +416,7 @@ def test_without_memory_nothing_is_tried_here(register, monkeypatch):
     with pytest.raises(RuntimeError, match="no memory for the operands on cpu"):
         tune(forward(), "cpu", backends="reference", **FAST)
     sent = []
-    monkeypatch.setattr(
-        "hipgroupgemm.tuning.engine.WorkerRunner", lambda *_: sent.append(1) or (_ for _ in ()).throw(SessionError(NO_MEMORY))
-    )
+    monkeypatch.setattr(processes, "acquire", lambda *_, **__: sent.append(1) or (_ for _ in ()).throw(SessionError(NO_MEMORY)))
     with pytest.raises(SessionError, match="no memory"):
         tune(forward(), "cpu", backends="double", **FAST)
     assert sent
@@ -425,10 +425,10 @@ def test_without_memory_nothing_is_tried_here(register, monkeypatch):
 def test_a_session_that_cannot_be_in_a_worker_is_held_here(register, monkeypatch):
     """As on a GPU that serves one process only."""
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise SessionError("there is no harness for cuda:0: all devices are busy or unavailable")
 
-    monkeypatch.setattr("hipgroupgemm.tuning.engine.WorkerRunner", refuse)
+    monkeypatch.setattr(processes, "acquire", refuse)
     register(FakeBackend(["good"]))
     report = tune(forward(), "cpu", backends="double", **FAST)
     assert report.best is not None
