@@ -27,7 +27,7 @@ from hipgroupgemm.operands.device_array import order_streams
 from hipgroupgemm.operands.dtypes import DTYPES
 from hipgroupgemm.operands.exchange import exchange_reader
 from hipgroupgemm.operands.views import ArrayView, numpy_view, packed_strides
-from hipgroupgemm.problem.canonicalize import Problem, check_host_values
+from hipgroupgemm.problem.canonicalize import GroupCount, Problem, check_host_values
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
 from hipgroupgemm.problem.parse import ARRAYS, Call, parse
 from hipgroupgemm.runtime import get_runtime
@@ -35,8 +35,10 @@ from hipgroupgemm.runtime import get_runtime
 __all__ = ["CallCache", "Plan", "PlanCache", "PreparedCall", "run", "take_output"]
 
 _MOST_CALLS = 512
+_MOST_READERS = 256
 ticks = itertools.count(1)
-_PLAIN = set((str, int, float, bool, type, type(None), RaggedDotDimensionNumbers, *(type(dtype) for dtype in DTYPES.values())))
+# no int and no float: 1 and 1.0 would be found under True, which is no int anywhere
+_PLAIN = set((str, bool, type, type(None), GroupCount, RaggedDotDimensionNumbers, *(type(dtype) for dtype in DTYPES.values())))
 _SCALARS = (float, int, type(None))
 
 
@@ -365,7 +367,7 @@ def _read_tensors(types: tuple[type, ...], tensors: tuple[Any, ...], recording: 
 _ROLES = tuple("group_sizes" if name == "offs" else name for name in ARRAYS)
 _ROLES_OF_ARRAYS = tuple(zip(ARRAYS, _ROLES, strict=True))
 _operands_of: Callable[[dict[str, Any]], tuple[Any, ...]] = operator.itemgetter(*ARRAYS)
-_readers: dict[type, _Reader | None] = {np.ndarray: _read_numpy}
+_readers: dict[type, _Reader | None] = {}
 
 
 def _torch_types() -> tuple[type, ...]:
@@ -374,12 +376,14 @@ def _torch_types() -> tuple[type, ...]:
 
 
 def _choose_reader(kind: type) -> _Reader | None:
-    found: _Reader | None = None
+    found: _Reader | None = _read_numpy if kind is np.ndarray else None
     if kind is getattr(sys.modules.get("cupy"), "ndarray", None):
         found = _read_cupy
     elif kind in (types := _torch_types()):
         found = _torch_reader(types)
         _PLAIN.add(sys.modules["torch"].dtype)
+    if len(_readers) >= _MOST_READERS:  # a caller that makes classes without end
+        _readers.clear()
     _readers[kind] = found
     return found
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hipgroupgemm.store.files import warn_once
 from hipgroupgemm.store.identity import DeviceKind
-from hipgroupgemm.store.records import StoredResult
+from hipgroupgemm.store.records import SEED, USER, StoredResult
 from hipgroupgemm.store.store import TuningStore, default_store
 from hipgroupgemm.tuning.engine import tune
 from hipgroupgemm.tuning.report import TuningReport, best_row
@@ -51,7 +51,10 @@ def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **setti
             more = f"; and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
             text = f"no candidate is right on {plan.device}: {'; '.join(words[:_SHOWN])}{more}; see the error's report"
             raise NoRightCandidate(text, report)
-        plan._take(report.best.algorithm)
+        best, made_up = report.best.algorithm, {SEED: "balanced sizes", USER: "the caller's sizes"}
+        sizes = f"{made_up.get(report.origin, report.origin)}, {report.size_class}, ragged extent {report.ragged_extent}"
+        on = f"{report.device_name} ({report.device})"
+        plan._take(best, f"tuned in this process at {report.started} on {on} for {sizes}: ok, median {best.time:.3g} ms")
     except BaseException as error:
         error.report = report  # type: ignore[attr-defined]
         raise
