@@ -26,10 +26,10 @@ from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.device_array import order_streams
 from hipgroupgemm.operands.dtypes import DTYPES
 from hipgroupgemm.operands.exchange import exchange_reader
-from hipgroupgemm.operands.views import ArrayView, numpy_view, packed_strides
+from hipgroupgemm.operands.views import ArrayView, ListView, numpy_view, packed_strides
 from hipgroupgemm.problem.canonicalize import GroupCount, Problem, check_host_values
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
-from hipgroupgemm.problem.parse import ARRAYS, Call, parse
+from hipgroupgemm.problem.parse import ARRAYS, ROLES, Call, parse
 from hipgroupgemm.runtime import get_runtime
 
 __all__ = ["CallCache", "Plan", "PlanCache", "PreparedCall", "run", "take_output"]
@@ -45,7 +45,7 @@ _SCALARS = (float, int, type(None))
 class Plan(Protocol):
     """What a call needs of a plan: `GroupedMatmulPlan` is one."""
 
-    def launch(self, arguments: Arguments, pointers: dict[str, int] | None = None) -> bool:
+    def launch(self, arguments: Arguments, pointers: dict[str, int] | None = None, lists: dict[str, tuple[int, ...]] | None = None) -> bool:
         """Runs arguments that are checked, with operands at `pointers` where they are given; false where the plan is closed."""
 
     def retire(self) -> None:
@@ -67,7 +67,10 @@ class PreparedCall:
         version: `selection.version` when the plan was chosen.
     """
 
-    __slots__ = ("_c_like_out", "_call", "_drops_c", "_last", "_like", "_out_reach", "_reaches", "_sizes", "plan", "problem", "version")
+    __slots__ = (
+        *("_c_like_out", "_call", "_drops_c", "_last", "_like", "_listed", "_out_reach", "_reaches", "_sizes"),
+        *("plan", "problem", "version"),
+    )
 
     def __init__(self, plan: Plan | None, problem: Problem, call: Call) -> None:
         self.plan, self.problem, self.version = plan, problem, selection.version
@@ -80,10 +83,13 @@ class PreparedCall:
         self._out_reach = 0 if out is None else out.reach
         self._c_like_out = c is not None and out is not None and (c.shape, c.strides) == (out.shape, out.strides)  # may be exactly out
         self._drops_c = c is not None and problem.config is not None and not problem.config.beta
+        self._listed = tuple(role for role, view in call.views.items() if isinstance(view, ListView))
         self._last: Arguments | None = None
 
-    def may_overlap(self, pointers: dict[str, int]) -> bool:
+    def may_overlap(self, pointers: dict[str, Any]) -> bool:
         """Whether the caller's out may share memory with another operand, so that the call has to be parsed."""
+        if self._listed:
+            return self._lists_may_overlap(pointers)
         start = pointers.get("out", 0)
         end = start + self._out_reach
         if start == end:
@@ -91,18 +97,42 @@ class PreparedCall:
         found = [role for role, reach in self._reaches if start < pointers[role] + reach and pointers[role] < end]
         return found != [] and not (found == ["c"] and self._c_like_out and pointers["c"] == start)
 
-    def again(self, pointers: dict[str, int], lhs: Any, out: Any) -> Any:
+    def _lists_may_overlap(self, pointers: dict[str, Any]) -> bool:
+        """As `may_overlap`, where operands are lists: no array of out may meet any other array."""
+        if "out" not in pointers:
+            return False
+        reaches = dict(self._reaches)
+        if self._c_like_out and pointers.get("c") == pointers["out"]:
+            del reaches["c"]
+        spans = []
+        for role, reach in (*reaches.items(), ("out", self._out_reach)):
+            starts = pointers[role] if role in self._listed else (pointers[role],)
+            spans += [(start, start + reach, role == "out") for start in starts]
+        end = end_of_out = 0
+        for start, stop, is_out in sorted(spans):
+            if start < end_of_out or (is_out and start < end):
+                return True
+            if is_out:
+                end_of_out = stop
+            else:
+                end = max(end, stop)
+        return False
+
+    def again(self, pointers: dict[str, Any], lhs: Any, out: Any) -> Any:
         """Makes the call with operands at these addresses; `_CLOSED` where the plan has been closed meanwhile. A new out is like lhs."""
-        call, result = self._call, out
+        call, result, lists = self._call, out, None
+        if self._listed:
+            lists = {role: pointers[role] for role in self._listed if role != "c" or not self._drops_c}
+            pointers.update({role: pointers[role][0] for role in self._listed})
         if out is None:
             problem, like = self.problem, self._like
             result, pointers["out"] = arrays.empty(problem.axes.out_shape, problem.out_dtype, like, call.device, call.stream, lhs)
         arguments = self._last  # nothing but addresses differs from the call before
         if arguments is None:
-            arguments = self._arguments(pointers, call)
+            arguments = self._arguments(pointers, lists, call)
         elif self._drops_c:
             pointers["c"] = 0
-        if arguments is not None and self.plan is not None and not self.plan.launch(arguments, pointers):
+        if arguments is not None and self.plan is not None and not self.plan.launch(arguments, pointers, lists):
             return _CLOSED
         return arrays.deliver(result, self._like, call.device) if out is None else arrays.written(out)
 
@@ -110,7 +140,10 @@ class PreparedCall:
         """Makes a call that was parsed: operands of any producer, each in the order of its own stream. False where the plan is closed."""
         _check_capture(call)
         pointers = {role: view.pointer for role, view in call.views.items() if role not in ("workspace", "group_offset")}
-        arguments = self._arguments(pointers, call)
+        lists = {
+            role: view.pointers for role, view in call.views.items() if isinstance(view, ListView) and (role != "c" or not self._drops_c)
+        }
+        arguments = self._arguments(pointers, lists, call)
         if arguments is None or self.plan is None:
             return True
         _order_streams(call, before=True)
@@ -120,7 +153,7 @@ class PreparedCall:
         _keep_alive(call)
         return True
 
-    def _arguments(self, pointers: dict[str, int], call: Call) -> Arguments | None:
+    def _arguments(self, pointers: dict[str, int], lists: dict[str, tuple[int, ...]] | None, call: Call) -> Arguments | None:
         """What the backend gets, host values checked; None where there is nothing to launch."""
         shape, strides, dtype, device, framework = self._sizes
         sizes = ArrayView(pointers["group_sizes"], shape, strides, dtype, device, framework)
@@ -134,7 +167,7 @@ class PreparedCall:
             pointers["c"] = 0
         offset = call.views.get("group_offset", call.group_offset or 0)
         arguments = Arguments(
-            config, pointers, sizes, call.ends, offset, call.tail, call.check, call.stream, call.views.get("workspace"), bounds
+            config, pointers, sizes, call.ends, offset, call.tail, call.check, call.stream, call.views.get("workspace"), bounds, lists or {}
         )
         if not on_host and call is self._call:
             self._last = arguments
@@ -247,8 +280,8 @@ def _order_streams(call: Call, *, before: bool) -> None:
     """Before: this stream waits for the operands' producers. After: out's producer waits for this stream."""
     if call.device.kind == "cpu":
         return
-    views = call.views.values() if before else (call.views["out"],)
-    others = {arrays.producer_stream(view) for view in views} - {None, call.stream}
+    roles = call.views if before else ("out",)
+    others = {arrays.producer_stream(view) for role in roles for _, view in call.views[role].parts(role)} - {None, call.stream}
     if not others or _capturing(call):  # a graph cannot wait for streams that it does not have: its owner orders it
         return
     for stream in others:
@@ -263,10 +296,11 @@ def _keep_alive(call: Call) -> None:
     """
     if call.device.kind == "cpu":
         return
-    waiting = {call.stream, arrays.producer_stream(call.views["out"])} - {None}
+    waiting = {call.stream, *(arrays.producer_stream(view) for _, view in call.views["out"].parts("out"))} - {None}
     kept = [
         view.owner
-        for view in call.views.values()
+        for whole in call.views.values()
+        for _, view in whole.parts("")
         if view.owner is not None and not (view.framework in ("cupy", "torch") and arrays.producer_stream(view) in waiting)
     ]
     if kept and not _capturing(call):  # a graph's owner keeps what the graph uses
@@ -281,12 +315,12 @@ def _capturing(call: Call) -> bool:
 
 # ---- reading arrays directly -------------------------------------------------------------------------------------------------
 
-_Read = tuple["Hashable", "dict[str, int]", int]
+_Read = tuple["Hashable", "dict[str, Any]", int]
 _Reader = Callable[["dict[str, Any]", Any], "_Read | None"]
 
 
-def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[Hashable, ...], dict[str, int]] | None:
-    """A call's key and the operands' addresses, or None for a call that has to be parsed."""
+def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[Hashable, ...], dict[str, Any]] | None:
+    """A call's key and the operands' addresses (of a list a tuple of them), or None for a call that has to be parsed."""
     if arguments["stream"] is not None or arguments["workspace"] is not None:
         return None
     if type(arguments["check"]) is not str or arguments["check"] != "none" or type(arguments["tail"]) is not str:
@@ -316,9 +350,33 @@ def _read_numpy(arguments: dict[str, Any], kind: Any) -> _Read | None:
             pointer = array.__array_interface__["data"][0]
             pointers[role] = pointer
             layouts += (pointer & 15, array.shape, array.strides, array.dtype, name != "out" or array.flags.writeable)
-        else:
+        elif not _read_list(array, (kind,), _numpy_array, role, layouts, pointers):
             return None
     return tuple(layouts), pointers, 0
+
+
+def _read_list(
+    entries: Any,
+    kinds: tuple[type, ...],
+    read: Callable[[Any], tuple[Any, ...]],
+    role: str,
+    layouts: list[Hashable],
+    pointers: dict[str, Any],
+) -> bool:
+    """Adds a list of arrays of one layout, all with memory: `read` gives one's address and layout. False for what is no such list."""
+    if type(entries) not in (list, tuple) or not entries or not ROLES[role].listed:
+        return False
+    first = read(entries[0])[1:] if type(entries[0]) in kinds else ()
+    found = [read(entry) if type(entry) in kinds else (0,) for entry in entries]
+    if any(entry[0] == 0 or entry[1:] != first for entry in found):
+        return False
+    pointers[role] = tuple([entry[0] for entry in found])
+    layouts += (len(found), functools.reduce(operator.or_, pointers[role]) & 15, *first)
+    return True
+
+
+def _numpy_array(array: Any) -> tuple[Any, ...]:
+    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype, array.flags.writeable
 
 
 def _read_cupy(arguments: dict[str, Any], kind: Any) -> _Read | None:
@@ -332,9 +390,13 @@ def _read_cupy(arguments: dict[str, Any], kind: Any) -> _Read | None:
             data = array.data
             pointer = pointers[role] = data.ptr
             layouts += (pointer & 15, array.shape, array.strides, array.dtype.num, data.device_id)
-        else:
+        elif not _read_list(array, (kind,), _cupy_array, role, layouts, pointers):
             return None
     return tuple(layouts), pointers, arrays.current_cupy_stream(arguments["lhs"].data.device_id)
+
+
+def _cupy_array(array: Any) -> tuple[Any, ...]:
+    return array.data.ptr, array.shape, array.strides, array.dtype.num, array.data.device_id
 
 
 def _torch_reader(types: tuple[type, ...]) -> _Reader:
@@ -356,12 +418,18 @@ def _read_tensors(types: tuple[type, ...], tensors: tuple[Any, ...], recording: 
             elif type(tensor) in types and not (recording and tensor.requires_grad) and not tensor.is_neg():
                 pointer = pointers[role] = tensor.data_ptr()
                 layouts += (pointer & 15, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-            else:
+            elif not _read_list(tensor, types, functools.partial(_tensor, recording), role, layouts, pointers):
                 return None
         index = tensors[0].get_device()
     except RuntimeError:  # a sparse or nested tensor has no address or no strides
         return None
     return tuple(layouts), pointers, 0 if index < 0 else arrays.current_torch_stream(index)
+
+
+def _tensor(recording: bool, tensor: Any) -> tuple[Any, ...]:
+    if (recording and tensor.requires_grad) or tensor.is_neg():
+        return (0,)
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 _ROLES = tuple("group_sizes" if name == "offs" else name for name in ARRAYS)

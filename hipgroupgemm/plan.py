@@ -326,10 +326,10 @@ class GroupedMatmulPlan:
             raise NotImplementedError(f"backend {self.backend!r} refuses: it does not have alpha")
         return PreparedCall(self, problem, call)
 
-    def launch(self, arguments: Arguments, pointers: dict[str, int] | None = None) -> bool:
+    def launch(self, arguments: Arguments, pointers: dict[str, int] | None = None, lists: dict[str, tuple[int, ...]] | None = None) -> bool:
         """Runs arguments that are checked, on their stream; false where the plan is closed. The lock spans all launches of the call.
 
-        With `pointers` the operands lie there, and the arguments, which the caller has used before, are otherwise the same.
+        With `pointers` (and `lists`) the operands lie there, and the arguments, which the caller has used before, are otherwise the same.
         """
         try:
             with self._lock:
@@ -337,6 +337,8 @@ class GroupedMatmulPlan:
                     return False
                 if pointers is not None:
                     arguments.pointers = pointers
+                    if lists:
+                        arguments.lists = lists
                 outer, self._launching = self._launching, True
                 try:
                     self._launch(arguments)

@@ -23,7 +23,7 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def layouts(config: GroupedGemmConfig) -> dict[str, Layout]:
-    """(shape, strides in bytes but for the innermost) of each operand, as the sm_90 kernels describe them."""
+    """(shape, strides in bytes but for the innermost) of each operand, of a list's arrays, as the sm_90 kernels describe them."""
     c, batch = config, max(config.batch_count, 1)
     at = {
         name: stride * FLOAT_BYTES[operand.type] for operand in operands_of(c).values() for name, stride in operand.strides.items()
@@ -35,14 +35,14 @@ def layouts(config: GroupedGemmConfig) -> dict[str, Layout]:
 
     lhs_b, rhs_b, out_b = ((batch, at[f"{role}_b"]) for role in _ROLES)
     if c.ragged_mode is RaggedDotMode.CONTRACTING:
-        rows = max(c.k, 1)
+        rows, slabs = max(c.k, 1), 1 if c.out_listed else c.group_count
         return {
             "lhs": ((batch, rows, _TALLEST, c.m), (*steps(lhs_b), at["lhs_k"], at["lhs_k"])),
             "rhs": ((batch, rows, _TALLEST, c.n), (*steps(rhs_b), at["rhs_k"], at["rhs_k"])),
-            "out": ((c.group_count, batch, c.m, c.n), (*steps((c.group_count, at["out_g"]), out_b), at["out_m"])),
+            "out": ((slabs, batch, c.m, c.n), (*steps((slabs, at["out_g"]), out_b), at["out_m"])),
         }
     inner, outer, step = (c.k, c.n, at["rhs_n"]) if c.trans_b else (c.n, c.k, at["rhs_k"])
-    groups = c.group_count if c.ragged_mode is RaggedDotMode.NON_CONTRACTING else 1
+    groups = c.group_count if c.ragged_mode is RaggedDotMode.NON_CONTRACTING and not c.rhs_listed else 1
     return {
         "lhs": ((batch, _ANY, _ANY, _FAR, c.k), (*steps(lhs_b), _WRAP - at["lhs_m"], at["lhs_m"], at["lhs_m"])),
         "rhs": ((groups, batch, outer, inner), (*steps((groups, at["rhs_g"]), rhs_b), step)),
