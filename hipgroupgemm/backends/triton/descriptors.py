@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from typing import Any
 
+from hipgroupgemm.backends.list_tables import MAP_BYTES
 from hipgroupgemm.backends.triton.compiler import ELEMENTS, CompiledKernel
 from hipgroupgemm.backends.triton.specs import operands_of
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
@@ -69,6 +72,14 @@ class Descriptors:
                 any_runtime, ELEMENTS[operands[role].type], box, swizzle=swizzle, l2_promotion=256
             )  # fmt: skip
             self.maps[role] = parameters.blob_address(parameters.index(role))
+
+    def write_maps(self, config: GroupedGemmConfig, role: str, addresses: Sequence[int], into: int) -> None:
+        """Writes tensor maps of arrays at these addresses, 128 bytes each, to a host address; `config` says how all of them lie."""
+        encoder = self.encoders[role]
+        encoder.encode(into, addresses[0], *layouts(config)[role])
+        for number, address in enumerate(addresses[1:], 1):
+            ctypes.memmove(into + MAP_BYTES * number, into, MAP_BYTES)
+            encoder.replace_address(into + MAP_BYTES * number, address)
 
     def describe(self, config: GroupedGemmConfig, addresses: dict[str, int]) -> None:
         """Describes operands of `config`'s layout at these addresses."""

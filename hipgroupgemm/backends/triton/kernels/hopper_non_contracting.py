@@ -207,8 +207,9 @@ def non_contracting(
 
     Args:
         lhs: (batch, w, j, i, k), boxes (1, 1, 1, BM / CONSUMERS, BK). rhs: (g, batch, k, n) or, RHS_K_INNER, (g, batch, n, k), boxes
-            (1, 1, BK, BN) or (1, 1, BN, BK); LISTED: of (1, batch, ...), for what all groups share. out: (batch, w, j, i, n), boxes (1, 1, 1, BM / CONSUMERS, BN / SUBTILES).
-        rhs_maps: LISTED: a tensor map for each group's rhs.
+            (1, 1, BK, BN) or (1, 1, BN, BK); where LISTED, what all groups' arrays share, (1, batch, ...). out: (batch, w, j, i, n), boxes
+            (1, 1, 1, BM / CONSUMERS, BN / SUBTILES).
+        rhs_maps: where LISTED, a tensor map for each group's array.
         tiles, tile_count, covered_range, group_starts, group_ends: what the scan in front of this has found, without GROUPS.
         sizes, sizes_step, sizes_are_wide, sizes_are_ends, fault: for `scan_groups`, with GROUPS.
         swizzle: row tiles that go through the columns side by side, at the most.
