@@ -125,5 +125,7 @@ def _validate_groups(config: GroupedGemmConfig) -> None:
     for name, mode in (("rhs_listed", RaggedDotMode.NON_CONTRACTING), ("out_listed", RaggedDotMode.CONTRACTING)):
         if getattr(config, name) and config.ragged_mode is not mode:
             raise ValueError(f"{name}=True: only {mode.name} has it, not {config.ragged_mode.name}")
+        if getattr(config, name) and config.group_count == 0:
+            raise ValueError(f"{name}=True: a list has at least one array, and group_count is 0")
     if config.epilogue.bias and config.ragged_mode is not RaggedDotMode.NON_CONTRACTING:
         raise ValueError(f"epilogue.bias: only NON_CONTRACTING takes a bias, not {config.ragged_mode.name}")
