@@ -71,9 +71,8 @@ class DeviceHarness(Harness):
         info = self.runtime.device_info(self._index)
         self._kernels: CheckKernels = CheckKernels(self.runtime, self._index) if kernels is None else kernels
         self._blocks = 8 * info.multiprocessors  # of a grid at the most
-        self._last_level = max(info.l2_bytes, _INFINITY_CACHE if self.device.kind == "rocm" else 32 * _MEBI)
-        self._flushed = 4 * max(info.l2_bytes, self._last_level // 2)
-        self.cache_bytes = 2 * self._last_level
+        last_level = max(info.l2_bytes, _INFINITY_CACHE if self.device.kind == "rocm" else 32 * _MEBI)
+        self._flushed = 4 * max(info.l2_bytes, last_level // 2)
         self.stream = self.runtime.create_stream(self._index)
         self._start, self._end = (self.runtime.create_event(self._index, timing=True) for _ in range(2))
         self._scratch: Memory | None = None

@@ -33,7 +33,6 @@ class HostHarness(Harness):
 
     device = CPU
     budget = 2e9
-    cache_bytes = 64 * _MEBI
     table = 4_194_301
 
     def __init__(self) -> None:

@@ -44,14 +44,17 @@ def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **setti
     """
     report = tune(plan.config, plan.device, group_sizes, **settings)
     try:
-        if store:
-            keep(report)
+        try:
+            if report.best is not None:  # first, so that an interrupt while the report is being stored loses nothing
+                plan._take(report.best.algorithm)
+        finally:
+            if store:
+                keep(report)
         if report.best is None:
             words = [f"{row.algorithm.backend} {row.algorithm.name!r} {row.verdict}: {row.reason.splitlines()[0]}" for row in report.rows]
             more = f"; and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
             text = f"no candidate is right on {plan.device}: {'; '.join(words[:_SHOWN])}{more}; see the error's report"
             raise NoRightCandidate(text, report)
-        plan._take(report.best.algorithm)
     except BaseException as error:
         error.report = report  # type: ignore[attr-defined]
         raise
