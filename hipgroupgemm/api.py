@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from hipgroupgemm.backends import backend_names, get_backend
+from hipgroupgemm.backends import backend_names, check_settings, get_backend
 from hipgroupgemm.backends.reference import compute_call
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.dispatch import CallCache, PlanCache, PreparedCall, run, take_output
 from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.dtypes import compute_type_of, dtype_of
 from hipgroupgemm.plan import GroupedMatmulPlan
-from hipgroupgemm.problem.canonicalize import Problem, canonicalize
+from hipgroupgemm.problem.canonicalize import GroupCount, Problem, canonicalize
 from hipgroupgemm.problem.dimension_numbers import BASIC
 from hipgroupgemm.problem.parse import Call, parse
 
@@ -143,6 +143,8 @@ def ragged_dot_general(
     """
     if ragged_dot_dimension_numbers is None:
         raise TypeError("ragged_dot_dimension_numbers: missing; wanted RaggedDotDimensionNumbers")
+    if group_count is not None:
+        group_count = GroupCount.of(group_count)
     return run(locals(), _calls, _general_settings, _prepare, _uncollapsed)
 
 
@@ -247,8 +249,12 @@ def _prepare(call: Call, arguments: dict[str, Any]) -> PreparedCall:
     if config is None:
         return PreparedCall(None, problem, call)
     settings = {name: arguments[name] for name in ("backend", "deterministic", "use_store")}
+    check_settings(**settings)
     key = (config.key(), call.device, *settings.values())
-    plan = _plans.get(key, lambda: GroupedMatmulPlan(config, device=call.device, **settings))
+    plain = config.with_scalars(1.0, config.beta)  # alpha is no part of the key, so it has no say in choosing the backend
+    plan = _plans.get(key, lambda: GroupedMatmulPlan(plain, device=call.device, **settings))
+    if config.alpha != 1 and settings["backend"] is None and not plan.has_alpha:  # one more plan, of a backend that has it
+        plan = _plans.get((*key, "alpha"), lambda: GroupedMatmulPlan(config, device=call.device, **settings))
     return plan.prepared(problem, call)
 
 
@@ -256,6 +262,7 @@ def _uncollapsed(call: Call, arguments: dict[str, Any], problem: Problem) -> Non
     """Runs operands that have no config: on the CPU, or not at all."""
     reason = f"the operands do not collapse to a GroupedGemmConfig ({problem.reason})"
     backend = arguments["backend"]
+    check_settings(**{name: arguments[name] for name in ("backend", "deterministic", "use_store")})
     if call.device.kind != "cpu":
         names = ", ".join(backend_names())
         raise NotImplementedError(f"no backend of {names} runs this ragged dot on {call.device}: {reason}; make a contiguous copy")

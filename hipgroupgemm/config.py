@@ -167,18 +167,13 @@ class GroupedGemmConfig:
         if mode is RaggedDotMode.NON_CONTRACTING:
             new["m"] = capacity
             new.update(self._raised("lhs", self.m, capacity, self.k, ragged_is_inner=self.trans_a))
-            new.update(self._raised("output", self.m, capacity, self.n, ragged_is_inner=not self.must_swap_operands))
-            new.update(self._raised("c", self.m, capacity, self.n, ragged_is_inner=not self.must_swap_operands))
-            new["stride_ragged_dim"] = new["lhs_inner_stride" if self.trans_a else "lhs_leading_dim_stride"]
-            out_row = "leading_dim_stride" if self.must_swap_operands else "inner_stride"
-            new["output_stride_ragged_dim"] = new[f"output_{out_row}"]
-            new["c_stride_ragged_dim"] = new[f"c_{out_row}"]
+            for role in ("output", "c"):
+                new.update(self._raised(role, self.m, capacity, self.n, ragged_is_inner=not self.must_swap_operands))
         elif mode is RaggedDotMode.CONTRACTING:
             new["k"] = capacity
             new.update(self._raised("lhs", self.k, capacity, self.m, ragged_is_inner=not self.trans_a))
             new.update(self._raised("rhs", self.k, capacity, self.n, ragged_is_inner=self.trans_b))
-            new["stride_ragged_dim"] = new["lhs_leading_dim_stride" if self.trans_a else "lhs_inner_stride"]
-            new["stride_group_dim"] = new["rhs_inner_stride" if self.trans_b else "rhs_leading_dim_stride"]
+        new.update({name: new[field] for name, field in self._derived().items() if field in new})
         if not self.beta:
             for name in ("leading_dim_stride", "inner_stride", "batch_stride", "stride_ragged_dim", "alignment"):
                 c, out = (
@@ -302,6 +297,25 @@ class GroupedGemmConfig:
         matrix = (leading, inner) if self.must_swap_operands else (inner, leading)
         return (group, getattr(self, f"{which}_batch_stride"), *matrix)
 
+    def _derived(self) -> dict[str, str]:
+        """The fields that repeat another one, and which: what XLA calls the strides of the ragged dimension and of the groups."""
+        mode = self.ragged_mode
+        if mode is RaggedDotMode.BATCH:
+            return {
+                **{"stride_ragged_dim": "lhs_batch_stride", "stride_group_dim": "rhs_batch_stride"},
+                **{"output_stride_ragged_dim": "output_batch_stride", "c_stride_ragged_dim": "c_batch_stride"},
+            }
+        contracting = mode is RaggedDotMode.CONTRACTING
+        lhs = "lhs_inner_stride" if self.trans_a != contracting else "lhs_leading_dim_stride"
+        if contracting:
+            return {"stride_ragged_dim": lhs, "stride_group_dim": "rhs_inner_stride" if self.trans_b else "rhs_leading_dim_stride"}
+        row = "leading_dim_stride" if self.must_swap_operands else "inner_stride"
+        return {"stride_ragged_dim": lhs, "output_stride_ragged_dim": f"output_{row}", "c_stride_ragged_dim": f"c_{row}"}
+
+    def derived_strides(self) -> dict[str, int]:
+        """What each of the fields has to be that repeat another one."""
+        return {name: getattr(self, field) for name, field in self._derived().items()}
+
     # ---- work ----------------------------------------------------------------------------------------------------------------
 
     def _rows(self, group_sizes: Iterable[Any] | None) -> list[list[int]]:
@@ -393,13 +407,16 @@ class GroupedGemmConfig:
 
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"text: not JSON ({error}); pass what to_json() returned") from None
         if not isinstance(data, dict) or data.pop("version", None) != JSON_VERSION:
             raise ValueError(f"text: not a GroupedGemmConfig of version {JSON_VERSION}; pass what to_json() returned")
-        names = {field.name for field in dataclasses.fields(cls)}
-        if data.keys() != names:
-            raise ValueError(f"text: missing fields {sorted(names - data.keys())}, unknown fields {sorted(data.keys() - names)}")
+        for name, found, kind in (("text", data, cls), ("text: epilogue", data.get("epilogue", {}), Epilogue)):
+            names = {field.name for field in dataclasses.fields(kind)}
+            if not isinstance(found, dict):
+                raise ValueError(f"{name}: got {found!r}, wanted an object of the fields {', '.join(sorted(names))}")
+            if found.keys() != names:
+                raise ValueError(f"{name}: missing fields {sorted(names - found.keys())}, unknown fields {sorted(found.keys() - names)}")
         try:
             data["ragged_mode"] = RaggedDotMode(data["ragged_mode"])
             data["epilogue"] = Epilogue(**data["epilogue"])

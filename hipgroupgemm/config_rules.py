@@ -6,7 +6,17 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
-from hipgroupgemm.config_types import COMPUTE_TYPES, FLOAT32_MAX, FLOAT_BYTES, PRECISION_ALGORITHMS, Epilogue, RaggedDotMode
+from hipgroupgemm.config_types import (
+    COMPUTE_TYPES,
+    FLOAT32_MAX,
+    FLOAT_BYTES,
+    PRECISION_ALGORITHMS,
+    Epilogue,
+    RaggedDotMode,
+    require_choice,
+    require_real,
+    require_type,
+)
 
 if TYPE_CHECKING:
     from hipgroupgemm.config import GroupedGemmConfig
@@ -26,7 +36,11 @@ def inner_axis(strides: tuple[int, int], prefer_second: bool = True) -> int:
     return 0 if first < second else 1
 
 
-_BOOLS = ("trans_a", "trans_b", "must_swap_operands", "sizes_per_batch")
+_TYPES = {
+    **dict.fromkeys(("trans_a", "trans_b", "must_swap_operands", "sizes_per_batch"), (bool, "a bool")),
+    **{"ragged_mode": (RaggedDotMode, "a RaggedDotMode"), "epilogue": (Epilogue, "an Epilogue")},
+}
+_CHOICES = {"precision_algorithm": PRECISION_ALGORITHMS, "compute_type": COMPUTE_TYPES}
 
 
 def validate_config(config: GroupedGemmConfig) -> None:
@@ -38,28 +52,17 @@ def validate_config(config: GroupedGemmConfig) -> None:
     """
     for field in dataclasses.fields(config):
         name, value = field.name, getattr(config, field.name)
-        if name in _BOOLS:
-            _require_type(name, value, bool, "a bool")
+        if name in _TYPES:
+            require_type(name, value, *_TYPES[name])
         elif name in ("alpha", "beta"):
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{name}={value!r}: must be a real number")
+            number = require_real(name, value)
             limit = sys.float_info.max if config.compute_type == "float64" else FLOAT32_MAX
-            if not -limit <= value <= limit:  # NaN as well
+            if not -limit <= number <= limit:  # NaN as well
                 raise ValueError(f"{name}={value!r}: must be finite in the accumulator's type, compute_type={config.compute_type}")
-            object.__setattr__(config, name, float(value))
-        elif name == "ragged_mode":
-            _require_type(name, value, RaggedDotMode, "a RaggedDotMode")
-        elif name == "epilogue":
-            _require_type(name, value, Epilogue, "an Epilogue")
-        elif name.endswith("_extent") and value is None:
-            continue
-        elif name.startswith("type_"):
-            _require_choice(name, value, tuple(FLOAT_BYTES))
-        elif name == "precision_algorithm":
-            _require_choice(name, value, PRECISION_ALGORITHMS)
-        elif name == "compute_type":
-            _require_choice(name, value, COMPUTE_TYPES)
-        else:
+            object.__setattr__(config, name, number)
+        elif name.startswith("type_") or name in _CHOICES:
+            require_choice(name, value, _CHOICES.get(name) or tuple(FLOAT_BYTES))
+        elif value is not None or not name.endswith("_extent"):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{name}={value!r}: must be an int")
             if value < 0:
@@ -71,18 +74,6 @@ def validate_config(config: GroupedGemmConfig) -> None:
     _validate_types(config)
     _validate_layout(config)
     _validate_groups(config)
-
-
-def _require_type(name: str, value: object, wanted: type, text: str) -> None:
-    if not isinstance(value, wanted):
-        raise TypeError(f"{name}={value!r}: must be {text}")
-
-
-def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{name}={value!r}: must be a name, one of {', '.join(choices)}")
-    if value not in choices:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(choices)}")
 
 
 def _validate_types(config: GroupedGemmConfig) -> None:
@@ -113,22 +104,7 @@ def _validate_layout(config: GroupedGemmConfig) -> None:
                 f"{name}={value}: the inner axis must be the one with the smaller stride, got strides {strides[0]} and {strides[1]}"
             )
     mode = c.ragged_mode
-    if mode is RaggedDotMode.NON_CONTRACTING:
-        derived = {
-            "stride_ragged_dim": c.lhs_strides[1],
-            "output_stride_ragged_dim": c.output_strides[2],
-            "c_stride_ragged_dim": c.c_strides[2],
-        }
-    elif mode is RaggedDotMode.CONTRACTING:
-        derived = {"stride_ragged_dim": c.lhs_strides[2], "stride_group_dim": c.rhs_strides[2]}
-    else:
-        derived = {
-            "stride_ragged_dim": c.lhs_batch_stride,
-            "stride_group_dim": c.rhs_batch_stride,
-            "output_stride_ragged_dim": c.output_batch_stride,
-            "c_stride_ragged_dim": c.c_batch_stride,
-        }
-    for name, wanted in derived.items():
+    for name, wanted in c.derived_strides().items():
         if getattr(c, name) != wanted:
             raise ValueError(f"{name}={getattr(c, name)}: must be {wanted} in {mode.name} (GroupedGemmConfig says which)")
     if 0 not in (c.m, c.n, c.batch_count):

@@ -24,7 +24,7 @@ from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.device_array import order_streams
 from hipgroupgemm.operands.dtypes import DTYPES
 from hipgroupgemm.operands.views import ArrayView, numpy_view, packed_strides
-from hipgroupgemm.problem.canonicalize import Problem, check_host_values
+from hipgroupgemm.problem.canonicalize import GroupCount, Problem, check_host_values
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
 from hipgroupgemm.problem.parse import ARRAYS, Call, parse
 from hipgroupgemm.runtime import get_runtime
@@ -32,8 +32,10 @@ from hipgroupgemm.runtime import get_runtime
 __all__ = ["CallCache", "Plan", "PlanCache", "PreparedCall", "run", "take_output"]
 
 _MOST_CALLS = 512
+_MOST_READERS = 256
 ticks = itertools.count(1)
-_PLAIN = set((str, int, float, bool, type, type(None), RaggedDotDimensionNumbers, *(type(dtype) for dtype in DTYPES.values())))
+# no int and no float: 1 and 1.0 would be found under True, which is no int anywhere
+_PLAIN = set((str, bool, type, type(None), GroupCount, RaggedDotDimensionNumbers, *(type(dtype) for dtype in DTYPES.values())))
 _SCALARS = (float, int, type(None))
 
 
@@ -354,16 +356,18 @@ def _read_torch(arguments: dict[str, Any], kind: Any) -> _Read | None:
 
 
 _ROLES_OF_ARRAYS = tuple((name, "group_sizes" if name == "offs" else name) for name in ARRAYS)
-_readers: dict[type, _Reader | None] = {np.ndarray: _read_numpy}
+_readers: dict[type, _Reader | None] = {}
 
 
 def _choose_reader(kind: type) -> _Reader | None:
-    found: _Reader | None = None
+    found: _Reader | None = _read_numpy if kind is np.ndarray else None
     if kind is getattr(sys.modules.get("cupy"), "ndarray", None):
         found = _read_cupy
     elif kind is getattr(sys.modules.get("torch"), "Tensor", None):
         found = _read_torch
         _PLAIN.add(sys.modules["torch"].dtype)
+    if len(_readers) >= _MOST_READERS:  # a caller that makes classes without end
+        _readers.clear()
     _readers[kind] = found
     return found
 

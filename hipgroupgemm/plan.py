@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hipgroupgemm import hooks
-from hipgroupgemm.backends import get_backend, passed_over, select_backend
+from hipgroupgemm.backends import check_settings, get_backend, passed_over, select_backend
 from hipgroupgemm.backends.base import Arguments, Backend, Executable, MatmulAlgorithm, as_limits
 from hipgroupgemm.backends.ranges import with_ranges
 from hipgroupgemm.config import GroupedGemmConfig
@@ -45,6 +45,7 @@ class GroupedMatmulPlan:
             is looked at here and not again. HIPGROUPGEMM_TUNING_STORE=off turns that off for all plans.
 
     Raises:
+        TypeError: an argument of a wrong type.
         ValueError: no backend or device of that name.
         NotImplementedError: no backend, or not the named one, runs this config there; the text carries every reason.
     """
@@ -60,6 +61,7 @@ class GroupedMatmulPlan:
     ) -> None:
         if not isinstance(config, GroupedGemmConfig):
             raise TypeError(f"config: got {type(config).__name__}, wanted a GroupedGemmConfig")
+        check_settings(backend, deterministic=deterministic, use_store=use_store)
         self.config = config
         self.key = config.key()
         self.device = _default_device() if device is None else Device.of(device)
@@ -85,6 +87,11 @@ class GroupedMatmulPlan:
     def backend(self) -> str:
         """The name of the backend that runs this plan."""
         return self._backend.name
+
+    @property
+    def has_alpha(self) -> bool:
+        """Whether the backend takes an alpha other than 1, which is no part of a plan's key."""
+        return "alpha" in self._backend.features
 
     def get_algorithms(self, max_algorithm_count: int | None = None, max_workspace_size: int | None = None) -> list[MatmulAlgorithm]:
         """The algorithms that can run this plan, the best guess first.
@@ -187,15 +194,23 @@ class GroupedMatmulPlan:
         """Checks and times the candidates for this plan, takes the best, and stores it for later plans and for `ragged_dot`.
 
         Every candidate is checked on the sizes that are tuned for and on adversarial ones, in a child process that it may take down; a
-        wrong, crashing or hanging one is in the report with its reason and never taken. `tuning.tune` says the rest.
+        wrong, crashing or hanging one is in the report with its reason and never taken. The right ones are timed in rounds; those far
+        behind the leader of their rounds are pruned, and the winner is confirmed against the runner-up.
 
         Args:
             group_sizes: integers to tune for, `(group_total,)`: one sample or several of real routing, host or device; None for balanced
                 sizes at the config's own ragged extent.
             backends: names; None for the plan's own where it was named, else all that can run this, and the plan may change its backend.
-            algorithms, max_algorithms, max_workspace_size, deterministic: which of their algorithms are candidates.
-            warmup, repetitions, time_limit: how often each is called, and seconds in all.
-            seed: of the operands and the order. progress: called with a `TuningProgress`. isolate: whether in a child process.
+            algorithms: "all", "heuristic" (each backend's best guesses, `max_algorithms` or 8 of them), or names.
+            max_algorithms: at most so many per backend, the best guesses; None for all.
+            max_workspace_size: only those that need at most so many bytes of workspace; None for any.
+            deterministic: only those that claim equal bits for equal inputs.
+            warmup: untimed calls ahead of a candidate's first timed one.
+            repetitions: timed calls per candidate and sample; None for 5 to 20, as many as take about a second.
+            time_limit: seconds for all of it, about; None for no limit. What there was no time for is "untimed" in the report.
+            seed: of operands, order and samples.
+            progress: called with a `TuningProgress` now and then, in this thread.
+            isolate: whether candidates run in a worker process; None for all but the reference's, as far as their backends can be pickled.
             store: whether the tuning store gets the result; HIPGROUPGEMM_TUNING_STORE=off turns that off for all plans. A store that can't
                 be written costs one warning. What was tuned for some backends alone answers for calls that name no backend only where the
                 one that comes first without it was among them (`backend_names` has their order); for calls that name it, always.
@@ -206,9 +221,11 @@ class GroupedMatmulPlan:
         Raises:
             RuntimeError: no candidate is right, so the plan stays as it is; the text names the reasons, the error's `report` has them all.
                 Any other error that comes once tuning is done, as the plan was closed meanwhile, has the `report` too.
-            TypeError, ValueError, NotImplementedError: as `tuning.tune`.
+            TypeError, ValueError: arguments and group sizes that make no sense; the text says which.
+            NotImplementedError: no backend, or not each of the named ones, can run this.
         """
         settings = locals()
+        check_settings(deterministic=deterministic, store=store, isolate=False if isolate is None else isolate)
         plan, sizes = settings.pop("self"), settings.pop("group_sizes")
         with self._lock:
             self._require_open()
@@ -224,8 +241,6 @@ class GroupedMatmulPlan:
             if algorithm != self._algorithm:
                 self._drop_executables()
                 self._calls.clear()
-            if not origin and algorithm.time is not None:
-                origin = f"tuned in this process: {algorithm.verdict}, median {algorithm.time:.3g} ms"
             self._backend, self._algorithm, self._origin = get_backend(algorithm.backend), algorithm, origin
 
     @property
@@ -276,7 +291,8 @@ class GroupedMatmulPlan:
             out: where to write; None makes an array of lhs's framework.
             c: like out; may be exactly out; needed where beta is not 0.
             bias: (g, n), out's type; needed exactly where the config's epilogue has one.
-            alpha, beta: real; None takes the config's. beta must be 0 exactly where the config's is.
+            alpha, beta: real; None takes the config's. beta must be 0 exactly where the config's is, and given where c is and the config's
+                is 0.
             group_offset: the first group computed: a host int or a (1,) integer array on the device.
             tail: "zero" gives uncovered rows beta * c, "undefined" leaves them as they are (NON_CONTRACTING).
             check: "sync" waits and raises a ValueError for wrong sizes on the device.
@@ -291,7 +307,7 @@ class GroupedMatmulPlan:
         del arguments["self"]
         if alpha is None:
             arguments["alpha"] = self.config.alpha
-        if beta is None:
+        if beta is None and (c is None or self.config.beta):  # else it is missed, as in ragged_dot
             arguments["beta"] = self.config.beta
         return run(arguments, self._calls, None, self._prepare_call, _no_config)
 
@@ -306,7 +322,7 @@ class GroupedMatmulPlan:
 
     def prepared(self, problem: Problem, call: Call) -> PreparedCall:
         """A call of this plan whose problem is known. alpha is no part of a key, so it is refused here where the backend has none."""
-        if call.alpha != 1 and "alpha" not in self._backend.features:
+        if call.alpha != 1 and not self.has_alpha:
             raise NotImplementedError(f"backend {self.backend!r} refuses: it does not have alpha")
         return PreparedCall(self, problem, call)
 
@@ -365,13 +381,15 @@ class GroupedMatmulPlan:
             algorithm, c = self.algorithm, self.config
             lines = [
                 f"{c.ragged_mode.name}: m={c.m} n={c.n} k={c.k} groups={c.group_count} batch={c.batch_count}, "
-                f"{c.type_a} x {c.type_b} -> {c.type_d}",
+                f"{c.type_a} x {c.type_b} -> {c.type_d}; "
+                f"alpha={c.alpha:g}, {f'beta={c.beta:g} with c' if c.beta else 'no c (beta=0)'}, {'a' if c.epilogue.bias else 'no'} bias",
                 f"device {self.device}, backend {self.backend}, algorithm {algorithm.index} {algorithm.name}, "
                 f"workspace {algorithm.workspace_size} bytes, {'' if algorithm.deterministic else 'not '}deterministic",
                 self._origin,
                 f"serves ragged extents up to {c.capacity}",
                 f"strides in elements: lhs (batch, m, k) {c.lhs_strides}, rhs (group, batch, k, n) {c.rhs_strides}, "
-                f"out (group, batch, m, n) {c.output_strides}; "
+                f"out (group, batch, m, n) {c.output_strides}{f', c {c.c_strides}' if c.beta else ''}"
+                f"{f', bias (group, n) {(c.bias_group_stride, c.bias_inner_stride)}' if c.epilogue.bias else ''}; "
                 f"aligned to {c.lhs_alignment}, {c.rhs_alignment} and {c.output_alignment} bytes",
                 self._executable(normalize_stream(self.device.kind, None)).explain(),
             ]

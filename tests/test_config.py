@@ -504,3 +504,54 @@ def test_with_scalars_is_replace_that_keeps_the_key():
     assert config.with_scalars(1.0, 2.0) is config
     with pytest.raises(ValueError, match=r"beta=0\.0: is another key"):
         config.with_scalars(1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "words"),
+    [
+        ({"bias": "yes"}, TypeError, "bias='yes'"),
+        ({"bias": 1}, TypeError, "bias=1"),
+        ({"activation": "mish"}, ValueError, "activation='mish'.*silu.*swiglu_clamped"),
+        ({"activation": 3}, TypeError, "activation=3"),
+        ({"gate": "thirds"}, ValueError, "gate='thirds'.*halves, interleaved"),
+        ({"gate": True}, TypeError, "gate=True"),
+        ({"limit": float("nan")}, ValueError, "limit=nan"),
+        ({"limit": 0.0}, ValueError, "limit=0.0"),
+        ({"limit": 10**400}, ValueError, "limit="),
+        ({"limit": "7"}, TypeError, "limit='7'"),
+        ({"sigmoid_scale": float("inf")}, ValueError, "sigmoid_scale=inf"),
+        ({"sigmoid_scale": True}, TypeError, "sigmoid_scale=True"),
+        ({"activation": "swiglu_clamped"}, ValueError, "gate=None"),
+    ],
+)
+def test_fields_of_an_epilogue_are_validated(fields, kind, words):
+    with pytest.raises(kind, match=words):
+        hgg.Epilogue(**fields)
+    data = json.loads(forward_config().to_json())
+    data["epilogue"].update(fields)
+    with pytest.raises(ValueError, match="text: "):
+        hgg.GroupedGemmConfig.from_json(json.dumps(data))
+
+
+def test_numbers_of_an_epilogue_are_floats():
+    one = hgg.Epilogue(activation="swiglu_clamped", gate="halves", limit=5, sigmoid_scale=1)
+    assert (type(one.limit), type(one.sigmoid_scale)) == (float, float)
+    assert one == pickle.loads(pickle.dumps(one)) and hash(one) == hash(dataclasses.replace(one, limit=5.0))
+    with pytest.raises(ValueError, match=r"alpha=1000"):
+        dataclasses.replace(forward_config(), alpha=10**400)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"m":' * 100_000, None, 3, b"\xff\xff", "1" * 10_000])
+def test_what_is_no_json_is_a_value_error(text):
+    with pytest.raises(ValueError, match="text: not"):
+        hgg.GroupedGemmConfig.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "words"),
+    [(None, "got None"), ([], r"got \["), ({}, "missing fields.*bias"), ({"x": 1}, ".*unknown fields.*x"), (1, "got 1")],
+)
+def test_an_epilogue_in_json_is_an_object_of_its_fields(epilogue, words):
+    data = json.loads(forward_config().to_json())
+    with pytest.raises(ValueError, match=f"text: epilogue: {words}"):
+        hgg.GroupedGemmConfig.from_json(json.dumps({**data, "epilogue": epilogue}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import os
 import pickle
@@ -90,7 +91,7 @@ def gpu(monkeypatch):
     cupy.ndarray, cupy.empty = FakeArray, FakeArray
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(arrays, "_cupy_is_hip", None)
-    monkeypatch.setattr(arrays, "_adapters", {})
+    monkeypatch.setattr(arrays, "_adapter", functools.lru_cache(arrays._adapter.__wrapped__))
     monkeypatch.setattr(dispatch, "_readers", {})
     idle = types.SimpleNamespace(use_device=lambda index: contextlib.nullcontext(), is_capturing=lambda stream: stream in captured)
     captured = set()
@@ -360,3 +361,47 @@ def test_settings_that_are_no_strings_are_refused(gpu):
         for value in ([], np.array(["zero"]), np.array(["none"])):
             with pytest.raises(ValueError, match=f"{name}="):
                 hgg.ragged_dot(*operands(), **{name: value})
+
+
+def test_a_bool_is_no_int_and_a_text_no_bool_whatever_is_cached():
+    lhs, rhs, sizes = np.ones((5, 4), np.float32), np.ones((2, 4, 6), np.float32), np.array([2, 3])
+    numbers = hgg.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+    wide = {"group_sizes": [3, 2], "ragged_dot_dimension_numbers": numbers, "group_offset": 1}
+    left, right = np.ones((5, 4), np.float32), np.ones((5, 6), np.float32)
+    for _ in range(3):
+        assert hgg.ragged_dot_general(left, right, **wide, group_count=1).shape == (1, 4, 6)
+        assert hgg.ragged_dot_general(left, right, **wide, group_count=np.int8(1)).shape == (1, 4, 6)
+        for wrong in (True, 1.0, "1", [1]):
+            with pytest.raises(TypeError, match="group_count="):
+                hgg.ragged_dot_general(left, right, **wide, group_count=wrong)
+        hgg.ragged_dot(lhs, rhs, sizes, deterministic=True, use_store=False)
+        for name, values in {"deterministic": ("no", 1, 1.0, [], None), "use_store": ("off", 0, 0.0, [], None)}.items():
+            for wrong in values:
+                with pytest.raises(TypeError, match=f"{name}="):
+                    hgg.ragged_dot(lhs, rhs, sizes, **{"deterministic": True, "use_store": False, name: wrong})
+
+
+def test_settings_of_a_wrong_type_are_named():
+    lhs, rhs, sizes = np.ones((5, 4), np.float32), np.ones((2, 4, 6), np.float32), np.array([2, 3])
+    config = hgg.config_for_ragged_dot(lhs, rhs, sizes)
+    for wrong in ([], {}, 3, True, b"reference"):
+        with pytest.raises(TypeError, match="backend: got"):
+            hgg.ragged_dot(lhs, rhs, sizes, backend=wrong)
+        with pytest.raises(TypeError, match="backend: got"):
+            hgg.GroupedMatmulPlan(config, wrong, "cpu")
+    for name in ("deterministic", "use_store"):
+        with pytest.raises(TypeError, match=f"{name}='no'"):
+            hgg.GroupedMatmulPlan(config, device="cpu", **{name: "no"})
+    with hgg.GroupedMatmulPlan(config, device="cpu", use_store=False) as plan:
+        for name in ("deterministic", "store", "isolate"):
+            with pytest.raises(TypeError, match=f"{name}='off'"):
+                plan.autotune(**{name: "off"})
+
+
+def test_classes_without_end_are_not_all_remembered():
+    lhs, rhs, sizes = np.ones((5, 4), np.float32), np.ones((2, 4, 6), np.float32), np.array([2, 3])
+    for number in range(700):
+        kind = type(f"Rows{number}", (np.ndarray,), {})
+        hgg.ragged_dot(lhs.view(kind), rhs, sizes)
+    assert len(dispatch._readers) <= 300 and arrays._adapter.cache_info().currsize <= 300
+    assert np.ndarray in dispatch._readers or hgg.ragged_dot(lhs, rhs, sizes) is not None

@@ -296,12 +296,12 @@ def test_device_rules_of_execute(plan, rng):
         ((lhs, rhs[:2], sizes[:2]), TypeError, ("group_count is 2, the plan's is 3",)),
         ((lhs, rhs, sizes[:2]), TypeError, ("group_sizes: got 2 groups", "3")),
         ((lhs, rhs, sizes.astype(np.float32)), TypeError, ("group_sizes: got float32",)),
-        ((lhs.astype(np.float64), rhs.astype(np.float64), sizes), TypeError, ("type_a is float64, the plan's is float32",)),
+        ((lhs.astype(np.float64), rhs.astype(np.float64), sizes), TypeError, ("lhs's type is float64, the plan's is float32",)),
         ((lhs[0], rhs, sizes), TypeError, ("lhs of shape (16,)", "('m', 'k')")),
         ((lhs[None, None], rhs, sizes), TypeError, ("lhs of shape (1, 1, 40, 16)",)),
-        ((np.asfortranarray(lhs), rhs, sizes), ValueError, ("trans_a is True, the plan's is False",)),
-        ((np.repeat(lhs, 2, 1)[:, ::2], rhs, sizes), ValueError, ("lhs_inner_stride is 2, the plan's is 1",)),
-        ((lhs, np.broadcast_to(rhs[:1], rhs.shape), sizes), ValueError, ("stride_group_dim is 0",)),
+        ((np.asfortranarray(lhs), rhs, sizes), ValueError, ("lhs's inner axis is m, the plan's is k",)),
+        ((np.repeat(lhs, 2, 1)[:, ::2], rhs, sizes), ValueError, ("lhs's inner stride is 2, the plan's is 1",)),
+        ((lhs, np.broadcast_to(rhs[:1], rhs.shape), sizes), ValueError, ("rhs's group stride is 0",)),
     ]:
         with pytest.raises(kind) as caught:
             plan.execute(*arguments)
@@ -310,9 +310,10 @@ def test_device_rules_of_execute(plan, rng):
     for settings, kind, word in [
         ({"out": np.zeros((40, 24))}, TypeError, "out: got float64, wanted float32"),
         ({"out": np.zeros((24, 40), np.float32)}, TypeError, "out: got shape"),
-        ({"out": np.zeros((40, 24), np.float32, "F")}, ValueError, "must_swap_operands is False, the plan's is True"),
-        ({"out": np.zeros((40, 48), np.float32)[:, ::2]}, ValueError, "output_inner_stride is 2"),
-        ({"bias": np.zeros((3, 24), np.float32)}, ValueError, "epilogue is"),
+        ({"out": np.zeros((40, 24), np.float32, "F")}, ValueError, "out's inner axis is m, the plan's is n"),
+        ({"out": np.zeros((40, 48), np.float32)[:, ::2]}, ValueError, "out's inner stride is 2"),
+        ({"bias": np.zeros((3, 24), np.float32)}, ValueError, "bias is given, and the plan has none; give bias= to config_for_ragged_dot"),
+        ({"c": np.zeros((40, 24), np.float32)}, ValueError, "beta: left out beside c"),
         ({"tail": "x"}, ValueError, "tail"),
         ({"workspace": np.zeros(4, np.uint8), "stream": "x"}, TypeError, "stream"),
         ({"group_offset": 1}, ValueError, "group_offset: got 1, wanted 0 to 0"),
@@ -330,7 +331,10 @@ def test_misaligned_operands_are_another_plan_and_better_aligned_ones_are_not(rn
     even = np.ndarray(lhs.shape, lhs.dtype, np.zeros(lhs.nbytes + 16, np.uint8), 0)
     even = np.ndarray(lhs.shape, lhs.dtype, even.base, -even.ctypes.data % 16)
     even[...] = lhs
-    with GroupedMatmulPlan(forward_config(), device="cpu") as plan, pytest.raises(ValueError, match="lhs_alignment is 4, the plan's is 16"):
+    with (
+        GroupedMatmulPlan(forward_config(), device="cpu") as plan,
+        pytest.raises(ValueError, match="lhs's alignment is 4, the plan's is 16"),
+    ):
         plan.execute(odd, rhs, sizes)
     with GroupedMatmulPlan(dataclasses.replace(forward_config(), lhs_alignment=4), device="cpu") as plan:
         np.testing.assert_array_equal(plan.execute(odd, rhs, sizes), plan.execute(even, rhs, sizes))
@@ -448,3 +452,40 @@ def test_the_context_manager_closes_even_after_an_error():
         raise KeyError
     with pytest.raises(RuntimeError, match="closed"):
         plan.explain()
+
+
+def test_beta_beside_c_takes_the_config_s_value_or_has_to_be_given(rng):
+    lhs, rhs, sizes = operands(rng)
+    c = rng.standard_normal((40, 24)).astype(np.float32)
+    product = hgg.ragged_dot(lhs, rhs, sizes)
+    with GroupedMatmulPlan(forward_config(), device="cpu") as plan:
+        with pytest.raises(ValueError, match="beta: left out beside c"):
+            plan.execute(lhs, rhs, sizes, c=c)
+        for out in (None, np.full((40, 24), np.nan, np.float32)):
+            np.testing.assert_array_equal(plan.execute(lhs, rhs, sizes, c=np.full_like(c, np.nan), beta=0.0, out=out), product)
+    with GroupedMatmulPlan(forward_config(c=Spec((40, 24), "float32"), beta=2.0), device="cpu") as plan:
+        np.testing.assert_allclose(plan.execute(lhs, rhs, sizes, c=c), product + 2 * c, rtol=1e-5, atol=1e-4)
+
+
+def test_what_explain_says_of_c_beta_and_bias():
+    specs = {"c": Spec((40, 24), "float32", strides=(192, 4)), "beta": 0.5, "bias": Spec((3, 24), "float32"), "alpha": 2.0}
+    with GroupedMatmulPlan(forward_config(**specs), device="cpu") as plan:
+        for words in ("alpha=2, beta=0.5 with c, a bias", "c (0, 0, 48, 1)", "bias (group, n) (24, 1)"):
+            assert words in plan.explain()
+    with GroupedMatmulPlan(forward_config(), device="cpu") as plan:
+        assert "alpha=1, no c (beta=0), no bias" in plan.explain()
+
+
+def test_a_mismatch_names_operands_and_hints_once(rng):
+    lhs, rhs, sizes = operands(rng)
+    other = forward_config(bias=Spec((3, 24), "float32"))
+    with GroupedMatmulPlan(other, device="cpu") as plan, pytest.raises(ValueError, match="bias is left out") as caught:
+        plan.execute(lhs, rhs, sizes)
+    assert "Epilogue" not in str(caught.value) and str(caught.value).count("config_for_ragged_dot") == 1
+    with GroupedMatmulPlan(forward_config(), device="cpu") as plan:
+        with pytest.raises(ValueError) as caught:
+            plan.execute(lhs, rhs, sizes, c=np.zeros((40, 24), np.float32), beta=1.0)
+        assert str(caught.value).count("config_for_ragged_dot") == 1
+        with pytest.raises(TypeError) as caught:
+            plan.execute(lhs.astype(np.float64), rhs, sizes)
+        assert str(caught.value).count("config_for_ragged_dot") == 1 and "type_" not in str(caught.value)

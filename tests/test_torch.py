@@ -388,6 +388,29 @@ def test_tracing_is_refused_by_name():
         layer(nested, rhs)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("warm", [False, True])
+def test_what_a_transformation_left_behind_is_refused_by_name(warm):
+    lhs, rhs, sizes = torch.ones(4, 5), torch.ones(2, 5, 3), torch.tensor([2, 2])
+    if warm:
+        hgg.ragged_dot(lhs, rhs, sizes)
+    left = []
+
+    def leak(x):
+        left.append(x)
+        return (x * 2).sum()
+
+    torch.vmap(leak)(torch.ones(3, 4, 5))
+    torch.func.grad(leak)(lhs)
+    torch.func.jvp(leak, (lhs,), (lhs,))
+    torch.func.functionalize(leak)(lhs)
+    for tensor in left:
+        with pytest.raises(NotImplementedError, match=r"lhs: (is left over|requires grad)"):
+            hgg.ragged_dot(tensor, rhs, sizes)
+        with pytest.raises(NotImplementedError, match=r"out: (is left over|requires grad)"):
+            hgg.ragged_dot(lhs, rhs, sizes, out=tensor)
+
+
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_storage_that_was_freed_is_refused(warm):
     """As sharded training frees parameters between uses."""

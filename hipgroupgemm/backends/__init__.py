@@ -15,6 +15,7 @@ __all__ = [
     "StoredWinner",
     "backend_kinds",
     "backend_names",
+    "check_settings",
     "get_backend",
     "register_backend",
     "registry_version",
@@ -115,8 +116,19 @@ def backend_kinds() -> dict[str, tuple[str, ...]]:
     return _kinds.copy()
 
 
+def check_settings(backend: object = None, **flags: object) -> None:
+    """Raises TypeError for a backend that is no name, and for flags that are no bools: a text such as "no" is no false."""
+    if not isinstance(backend, (str, type(None))):
+        raise TypeError(f"backend: got {type(backend).__name__}, wanted a backend's name or None")
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}={value!r}: must be True or False")
+
+
 def get_backend(name: str) -> Backend:
-    """The backend of that name, loaded on first use. Raises ValueError for a name that no backend has."""
+    """The backend of that name, loaded on first use. Raises ValueError for a name that no backend has, TypeError for what is no name."""
+    if not isinstance(name, str):
+        raise TypeError(f"backend: got {type(name).__name__}, wanted a backend's name")
     with _lock:
         if name not in _kinds:
             raise ValueError(f"backend={name!r}: no such backend; there are {', '.join(_kinds)}")

@@ -141,10 +141,13 @@ class Backend(abc.ABC):
         if config.ragged_mode not in self.modes:
             return f"{config.ragged_mode.name} is not offered"
         outputs = self.types if self.output_types is None else self.output_types
-        for field, offered in (("type_a", self.types), ("type_b", self.types), ("type_d", outputs)):
-            held = getattr(config, field)
+        for role, held, offered in (
+            ("lhs", config.type_a, self.types),
+            ("rhs", config.type_b, self.types),
+            ("out", config.type_d, outputs),
+        ):
             if held not in offered:
-                return f"{field}={held}: not offered; it has {', '.join(sorted(offered))}"
+                return f"{role} of type {held}: not offered; it has {', '.join(sorted(offered))}"
         missing = config.features() - self.features
         if missing:
             return f"it does not have {', '.join(sorted(missing))}"

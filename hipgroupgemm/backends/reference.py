@@ -7,6 +7,7 @@ float32, the result is rounded once. `compute` is the operation itself on NumPy 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,14 @@ class _Epilogue:
         """Whether P = a b goes into matrices of out unchanged, so that BLAS may write it there, from operands that need no widening."""
         return a.dtype == b.dtype == out.dtype == self.accumulate and self.alpha == 1 and self.beta == 0 and bias is None
 
-    def store(self, out: Array, product: Array | None, c: Array | None, bias: Array | None = None) -> None:
-        """`product` is 2-D or None for zero; out and c are slices of the same shape with as many elements."""
+    def store(self, out: Array, pairs: Iterable[tuple[Array, Array]], c: Array | None, bias: Array | None = None) -> None:
+        """P is the sum of the products of these pairs of matrices, zero without any; c has out's shape."""
         value: Any = None
-        if product is not None and self.alpha != 0:
-            value = product.reshape(out.shape)
+        for a, b in pairs if self.alpha != 0 else ():
+            product = np.matmul(widen(a, self.accumulate), widen(b, self.accumulate))
+            value = product if value is None else value + product
+        if value is not None:
+            value = value.reshape(out.shape)
             if self.alpha != 1:
                 value = value * self.accumulate.type(self.alpha)
         if self.beta != 0 and c is not None:
@@ -109,109 +113,75 @@ def compute(
         accumulate: the dtype that products are accumulated in.
     """
     epilogue = _Epilogue(alpha, beta, accumulate)
+    lead = int(mode is RaggedDotMode.CONTRACTING)
+    batch_shape, summed_shape = out.shape[lead : lead + batch_ndim], lhs.shape[batch_ndim : batch_ndim + summed_ndim]
+    is_matrix = out.shape[lead + batch_ndim :] == (lhs.shape[-2], rhs.shape[-1])  # two axes alone may both be rows, or both columns
+    direct = is_matrix and not summed_ndim and epilogue.stores_product_itself(lhs, rhs, out, bias)
+    starts = ends = np.zeros(batch_shape)
+    if mode is not RaggedDotMode.BATCH:
+        if bounds is None:
+            raise TypeError("bounds: got None, wanted the groups' starts and ends; only BATCH goes without")
+        shape = (*batch_shape, *summed_shape, bounds.starts.shape[-1])
+        starts, ends = np.broadcast_to(bounds.starts, shape), np.broadcast_to(bounds.ends, shape)
     with np.errstate(all="ignore"):  # NaN, Inf and overflow are values here, not news
-        if mode is RaggedDotMode.NON_CONTRACTING:
-            _non_contracting(lhs, rhs, out, _required(bounds), batch_ndim, c, bias, epilogue, zero_tail)
-        elif mode is RaggedDotMode.CONTRACTING:
-            _contracting(lhs, rhs, out, _required(bounds), batch_ndim, summed_ndim, c, epilogue)
-        else:
-            for at in np.ndindex(out.shape[:batch_ndim]):
-                whole = (*at, ...)  # stays an array where nothing is left but one element
-                _product_into(out[whole], lhs[at], rhs[at], None if c is None else c[whole], None, epilogue)
-
-
-def _required(bounds: GroupBounds | None) -> GroupBounds:
-    if bounds is None:
-        raise TypeError("bounds: got None, wanted the groups' starts and ends; only BATCH goes without")
-    return bounds
-
-
-def _product_into(out: Array, a: Array, b: Array, c: Array | None, bias: Array | None, epilogue: _Epilogue) -> None:
-    is_matrix = out.shape == (a.shape[0], b.shape[1])  # two axes alone may both be rows, or both columns
-    if is_matrix and epilogue.stores_product_itself(a, b, out, bias):
-        np.matmul(a, b, out=out)
-    else:
-        product = None if epilogue.alpha == 0 else np.matmul(widen(a, epilogue.accumulate), widen(b, epilogue.accumulate))
-        epilogue.store(out, product, c, bias)
+        for at in np.ndindex(batch_shape):
+            whole = (*[slice(None)] * lead, *at, ...)  # stays an array where nothing is left but one element
+            part = (lhs[at], out[whole], None if c is None else c[whole])
+            if mode is RaggedDotMode.NON_CONTRACTING:
+                every = (slice(None), *at)
+                weights, bounds_at = rhs[every], (starts[at].tolist(), ends[at].tolist())
+                _non_contracting(*part, weights, *bounds_at, bias, epilogue, direct, zero_tail)
+            elif mode is RaggedDotMode.CONTRACTING:
+                _contracting(*part, rhs[at], starts[at], ends[at], epilogue, direct)
+            elif direct:
+                np.matmul(part[0], rhs[at], out=part[1])
+            else:
+                epilogue.store(part[1], [(part[0], rhs[at])], part[2])
 
 
 def _non_contracting(
-    lhs: Array,
-    rhs: Array,
+    a: Array,
     out: Array,
-    bounds: GroupBounds,
-    batch_ndim: int,
     c: Array | None,
+    weights: Array,
+    starts: list[int],
+    ends: list[int],
     bias: Array | None,
     epilogue: _Epilogue,
+    direct: bool,
     zero_tail: bool,
 ) -> None:
-    batch_shape, groups = out.shape[:batch_ndim], rhs.shape[0]
-    starts = np.broadcast_to(bounds.starts, (*batch_shape, groups))
-    ends = np.broadcast_to(bounds.ends, (*batch_shape, groups))
-    is_matrix = out.shape[batch_ndim + 1 :] == rhs.shape[-1:]
-    direct = is_matrix and epilogue.stores_product_itself(lhs, rhs, out, bias)
+    """One batch entry: a (m, k), weights (g, k, n)."""
     matmul = np.matmul
-    for at in np.ndindex(batch_shape):
-        a, d, c_at = lhs[at], out[at], None if c is None else c[at]
-        every = (slice(None), *at)
-        weights = rhs[every]
-        first, last = starts[at].tolist(), ends[at].tolist()
-        if direct:  # nothing a group but the product itself: small groups feel every microsecond
-            for start, end, b in zip(first, last, weights, strict=True):
-                if start < end:
-                    matmul(a[start:end], b, out=d[start:end])
-        else:
-            for group, (start, end) in enumerate(zip(first, last, strict=True)):
-                if start < end:
-                    rows = slice(start, end)
-                    c_rows, bias_row = None if c_at is None else c_at[rows], None if bias is None else bias[group]
-                    _product_into(d[rows], a[rows], weights[group], c_rows, bias_row, epilogue)
-        if zero_tail:
-            for rows in (slice(0, first[0]), slice(last[-1], None)) if groups else (slice(0, None),):
-                if d[rows].size:
-                    epilogue.store(d[rows], None, None if c_at is None else c_at[rows])
-
-
-def _contracting(
-    lhs: Array,
-    rhs: Array,
-    out: Array,
-    bounds: GroupBounds,
-    batch_ndim: int,
-    summed_ndim: int,
-    c: Array | None,
-    epilogue: _Epilogue,
-) -> None:
-    groups, batch_shape = out.shape[0], out.shape[1 : 1 + batch_ndim]
-    summed_shape = lhs.shape[batch_ndim : batch_ndim + summed_ndim]
-    starts = np.broadcast_to(bounds.starts, (*batch_shape, *summed_shape, groups))
-    ends = np.broadcast_to(bounds.ends, (*batch_shape, *summed_shape, groups))
-    is_matrix = out.shape[1 + batch_ndim :] == (lhs.shape[-2], rhs.shape[-1])
-    direct = is_matrix and not summed_ndim and epilogue.stores_product_itself(lhs, rhs, out, None)
-    matmul = np.matmul
-    for at in np.ndindex(batch_shape):
-        every = (slice(None), *at)
-        slabs, c_slabs = out[every], None if c is None else c[every]
-        if direct:
-            a, b = lhs[at], rhs[at]
-            for start, end, slab in zip(starts[at].tolist(), ends[at].tolist(), slabs, strict=True):
-                if start < end:
-                    matmul(a[:, start:end], b[start:end], out=slab)
-                else:
-                    slab[...] = 0
+    for group, (start, end, b) in enumerate(zip(starts, ends, weights, strict=True)):
+        if start >= end:
             continue
-        for group in range(groups):
-            total: Array | None = None
-            for inner in np.ndindex(summed_shape):
-                index, bound = (*at, *inner), (*at, *inner, group)
-                rows = slice(int(starts[bound]), int(ends[bound]))
-                if rows.start >= rows.stop or epilogue.alpha == 0:
-                    continue
-                product = matmul(widen(lhs[index][:, rows], epilogue.accumulate), widen(rhs[index][rows], epilogue.accumulate))
-                total = product if total is None else total + product
-            slab = (group, ...)  # stays an array where nothing is left but one element
-            epilogue.store(slabs[slab], total, None if c_slabs is None else c_slabs[slab])
+        if direct:  # nothing a group but the product itself: small groups feel every microsecond
+            matmul(a[start:end], b, out=out[start:end])
+        else:
+            rows = slice(start, end)
+            epilogue.store(out[rows], [(a[rows], b)], None if c is None else c[rows], None if bias is None else bias[group])
+    if zero_tail:
+        for rows in (slice(0, starts[0]), slice(ends[-1], None)) if starts else (slice(0, None),):
+            if out[rows].size:
+                epilogue.store(out[rows], (), None if c is None else c[rows])
+
+
+def _contracting(a: Array, out: Array, c: Array | None, b: Array, starts: Array, ends: Array, epilogue: _Epilogue, direct: bool) -> None:
+    """One batch entry: a (*summed, m, k), b (*summed, k, n), starts and ends (*summed, g)."""
+    if direct:
+        for start, end, slab in zip(starts.tolist(), ends.tolist(), out, strict=True):
+            np.matmul(a[:, start:end], b[start:end], out=slab)  # zeros for an empty group
+        return
+    for group in range(len(out)):
+        pairs = []
+        for at in np.ndindex(starts.shape[:-1]):
+            bound = (*at, group)
+            rows = slice(int(starts[bound]), int(ends[bound]))
+            if rows.start < rows.stop:
+                pairs.append((a[at][:, rows], b[at][rows]))
+        slab = (group, ...)
+        epilogue.store(out[slab], pairs, None if c is None else c[slab])
 
 
 ALGORITHM = MatmulAlgorithm(backend="reference", index=0, name="numpy_matmul_a_group", workspace_size=0, deterministic=True)

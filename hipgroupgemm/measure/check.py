@@ -18,8 +18,8 @@ from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.tolerance import Tolerance, largest_finite, tolerance_for
 
 __all__ = [
-    "CheckCounts", "CheckResult", "Products", "Sample", "Wrong", "bounds_of", "check_arrays", "check_result_of", "differing", "digest_of", "draw_sample",
-    "host_integers", "products_of", "touched_bytes",
+    "CheckCounts", "CheckResult", "Products", "Sample", "Wrong", "bounds_of", "check_arrays", "check_result_of", "differing", "digest_of",
+    "draw_sample", "host_integers", "products_of", "touched_bytes",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]

@@ -7,7 +7,6 @@ its own at the addresses of the one before, and what a run changes in them is se
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -81,7 +81,7 @@ def as_array(obj: Any, dtype: Any = None, *, name: str = "obj") -> ArrayView:
     Raises:
         TypeError: no array, or an item size other than dtype's.
     """
-    view = obj if isinstance(obj, ArrayView) else _adapter(type(obj))(obj, name, None)
+    view = obj if isinstance(obj, ArrayView) else _adapter(type(obj))(obj, name, None)  # type: ignore[arg-type]
     if dtype is not None:
         wanted = dtype_of(dtype)
         if wanted.itemsize != view.dtype.itemsize:
@@ -102,7 +102,7 @@ def view_of(obj: Any, name: str, stream: int | None = None) -> ArrayView:
         name: the argument's name, for errors.
         stream: the stream that will read it, where that is known: producers with stream rules order themselves before it.
     """
-    view = obj if isinstance(obj, ArrayView) else _adapter(type(obj))(obj, name, stream)
+    view = obj if isinstance(obj, ArrayView) else _adapter(type(obj))(obj, name, stream)  # type: ignore[arg-type]
     itemsize = view.dtype.itemsize
     if view.dtype.kind == "V" and view.dtype.name not in DTYPES:
         raise TypeError(f"{name}: its interface names no element type ({view.dtype.str}); use as_array(obj, dtype=...)")
@@ -120,15 +120,6 @@ def view_of(obj: Any, name: str, stream: int | None = None) -> ArrayView:
 # ---- the frameworks ----------------------------------------------------------------------------------------------------------
 
 _Adapter = Callable[[Any, str, "int | None"], ArrayView]
-_adapters: dict[type, _Adapter] = {}
-
-
-def _adapter(kind: type) -> _Adapter:
-    """How to view an object of this type; decided once a type."""
-    found = _adapters.get(kind)
-    if found is None:
-        found = _adapters[kind] = _choose_adapter(kind)
-    return found
 
 
 def _is_subclass(kind: type, framework: str, path: str) -> bool:
@@ -139,7 +130,9 @@ def _is_subclass(kind: type, framework: str, path: str) -> bool:
     return isinstance(found, type) and issubclass(kind, found)
 
 
-def _choose_adapter(kind: type) -> _Adapter:
+@functools.lru_cache(256)  # bounded, as a caller may make classes without end
+def _adapter(kind: type) -> _Adapter:
+    """How to view an object of this type."""
     if issubclass(kind, np.ndarray):
         return _numpy_view
     if _is_subclass(kind, "torch", "Tensor"):
@@ -224,6 +217,8 @@ def _refuse_transformed(tensor: Any, name: str) -> None:
             what = "is inside a torch.func transformation (vmap, grad, vjp, jvp or linearize), which cannot see through this call"
         elif torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
             what = "carries a forward-mode tangent, which would be lost"
+    if not what and c._functorch.is_functorch_wrapped_tensor(tensor):
+        what = "is left over from a torch.func transformation (vmap, grad, jvp or functionalize) that has ended"
     if not what and type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not _has_storage(tensor):
         what = f"is a {type(tensor).__name__} without storage of its own"
     if what:

@@ -19,7 +19,7 @@ from hipgroupgemm.problem.layout import DoesNotCollapse, config_from_views
 from hipgroupgemm.problem.parse import Call
 from hipgroupgemm.problem.precision import Precision, precision_of
 
-__all__ = ["Problem", "canonicalize", "canonicalize_for_plan", "check_host_values"]
+__all__ = ["GroupCount", "Problem", "canonicalize", "canonicalize_for_plan", "check_host_values"]
 
 
 class Problem(NamedTuple):
@@ -40,6 +40,17 @@ class Problem(NamedTuple):
     sizes_strides: tuple[int, ...]
 
 
+class GroupCount(int):
+    """A group_count that was looked at. Its type tells call caches apart what equals it, such as True."""
+
+    @classmethod
+    def of(cls, value: Any) -> GroupCount:
+        """`value` as a count; raises TypeError for what is no integer."""
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"group_count={value!r}: must be an int or None")
+        return cls(value.__index__())
+
+
 _resolve = functools.lru_cache(1024)(resolve)
 
 
@@ -58,8 +69,7 @@ def canonicalize(call: Call, arguments: dict[str, Any]) -> Problem:
     precision, preferred, group_count = precision_of(given("precision")), given("preferred_element_type"), given("group_count")
     if preferred is not None:
         preferred = float_dtype(dtype_of(preferred, "preferred_element_type"), "preferred_element_type")
-    if group_count is not None and (isinstance(group_count, bool) or not hasattr(group_count, "__index__")):
-        raise TypeError(f"group_count={group_count!r}: must be an int or None")
+    group_count = None if group_count is None else GroupCount.of(group_count)
     out = call.views.get("out")
     if group_count is None and out is not None and out.ndim and call.has_group_offset:
         ragged = numbers.lhs_ragged_dimensions
@@ -71,7 +81,7 @@ def canonicalize(call: Call, arguments: dict[str, Any]) -> Problem:
         call.views["rhs"].shape,
         call.sizes.shape,
         has_group_offset=call.has_group_offset,
-        group_count=None if group_count is None else int(group_count),
+        group_count=group_count,
         sizes_name=call.sizes_name,
     )
     out_dtype = result_dtype(call.lhs.dtype, call.views["rhs"].dtype, preferred)
@@ -203,7 +213,7 @@ def canonicalize_for_plan(call: Call, key: GroupedGemmConfig) -> Problem:
         break
     closest = min(reasons, key=lambda reason: reason[0])[1]  # the config's own order of axes among equals
     kind = TypeError if isinstance(closest, TypeError) else ValueError
-    raise kind(f"the operands are not this plan's: {closest} (see config_for_ragged_dot)")
+    raise kind(f"the operands are not this plan's: {closest}")
 
 
 def _readings(mode: RaggedDotMode, lhs: ArrayView, rhs: ArrayView) -> Iterator[RaggedDotDimensionNumbers]:
@@ -230,18 +240,40 @@ def _readings(mode: RaggedDotMode, lhs: ArrayView, rhs: ArrayView) -> Iterator[R
 
 
 _INPUT_FIELDS = ("lhs_", "rhs_", "trans_", "type_a", "type_b", "stride_", "sizes_", "group_", "batch_")
+_AXES = {"trans_a": ("lhs", "km"), "trans_b": ("rhs", "nk"), "must_swap_operands": ("out", "mn")}
+_WORDS = {
+    **{"type_a": "lhs's type", "type_b": "rhs's type", "type_c": "c's type", "type_d": "out's type"},
+    **{
+        "stride_group_dim": "rhs's group stride",
+        "output_stride_ragged_dim": "out's group stride",
+        "c_stride_ragged_dim": "c's group stride",
+    },
+}
 
 
 def _differences(got: GroupedGemmConfig, wanted: GroupedGemmConfig, *, of_inputs: bool = False) -> dict[str, str]:
-    """The fields in which two configs differ, and how in words; `of_inputs` leaves out those that speak of c, out and bias."""
-    names = [field.name for field in dataclasses.fields(got)]
+    """The fields in which two configs differ, and how in the caller's words; `of_inputs` leaves out those that speak of c, out and bias."""
+    names = [field.name for field in dataclasses.fields(got) if field.name not in got.derived_strides()]
     if of_inputs:
         names = [name for name in names if name in ("m", "n", "k") or name.startswith(_INPUT_FIELDS)]
-    return {
-        name: f"{name} is {getattr(got, name)}, the plan's is {getattr(wanted, name)}"
-        for name in names
-        if getattr(got, name) != getattr(wanted, name)
-    }
+    found = {}
+    for name in names:
+        values = getattr(got, name), getattr(wanted, name)
+        operand, _, what = name.partition("_")
+        if values[0] == values[1]:
+            continue
+        if name == "epilogue":
+            found[name] = "bias is given, and the plan has none" if values[0].bias else "bias is left out, and the plan has one"
+            continue
+        if name in _AXES:
+            operand, axes = _AXES[name]
+            text, values = f"{operand}'s inner axis", (axes[values[0]], axes[values[1]])
+        elif operand in ("lhs", "rhs", "c", "output", "bias") and name not in _WORDS:
+            text = f"{operand.replace('output', 'out')}'s {what.replace('_', ' ').replace('dim ', 'dimension ')}"
+        else:
+            text = _WORDS.get(name, name)
+        found[name] = f"{text} is {values[0]}, the plan's is {values[1]}"
+    return found
 
 
 def _mismatch(differences: dict[str, str]) -> Exception:
@@ -251,4 +283,4 @@ def _mismatch(differences: dict[str, str]) -> Exception:
     if "epilogue" in differences:
         return ValueError(f"{differences['epilogue']}; give bias= to config_for_ragged_dot exactly where execute gets one")
     shapes = any(name in ("m", "n", "k") or name.startswith(("type_", "batch_count", "group_")) for name in differences)
-    return (TypeError if shapes else ValueError)("; ".join(differences.values()))
+    return (TypeError if shapes else ValueError)(f"{'; '.join(differences.values())} (see config_for_ragged_dot)")

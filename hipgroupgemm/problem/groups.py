@@ -70,17 +70,16 @@ def scan(sizes: np.ndarray[Any, Any], extent: int, *, ends: bool = False) -> Gro
         Bounds of shape sizes.shape with 0 <= starts <= ends <= extent, whatever the sizes are.
     """
     rows = sizes.reshape(math.prod(sizes.shape[:-1]), sizes.shape[-1])  # -1 would be ambiguous where there are no groups
-    negative = rows < 0 if rows.dtype.kind == "i" else np.zeros(rows.shape, bool)
+    wide = rows.astype(np.uint64 if rows.dtype.kind == "u" else np.int64)
+    limited = np.minimum(np.maximum(wide, 0), extent if ends else extent + 1).astype(np.int64)
     if ends:
-        limited = _limit(rows, extent)
         stops = np.maximum.accumulate(limited, axis=1) if rows.size else limited
         starts = np.concatenate([np.zeros((rows.shape[0], 1), np.int64), stops[:, :-1]], axis=1)[:, : rows.shape[1]]
-        bad = negative | (limited < starts) | _exceeds(rows, extent)
+        bad = (wide < 0) | (limited < starts) | (wide > extent)
     else:
-        limited = _limit(rows, extent + 1)
         total = np.add.accumulate(limited, axis=1, dtype=np.int64)
         starts, stops = np.minimum(total - limited, extent), np.minimum(total, extent)
-        bad = negative | (limited > extent - starts)
+        bad = (wide < 0) | (limited > extent - starts)
     fault = None
     if np.logical_or.reduce(bad, axis=None):
         batch, group = (int(i) for i in np.argwhere(bad)[0])
@@ -88,20 +87,6 @@ def scan(sizes: np.ndarray[Any, Any], extent: int, *, ends: bool = False) -> Gro
         wanted = value - start if ends else value
         fault = GroupFault("offs" if ends else "group_sizes", batch, group, wanted, extent - start)
     return GroupBounds(starts.reshape(sizes.shape), stops.reshape(sizes.shape), fault)
-
-
-def _limit(values: np.ndarray[Any, Any], largest: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    if values.dtype.kind == "u":
-        unsigned: np.ndarray[Any, np.dtype[np.int64]] = np.minimum(values.astype(np.uint64), np.uint64(largest)).astype(np.int64)
-        return unsigned
-    signed: np.ndarray[Any, np.dtype[np.int64]] = np.minimum(np.maximum(values.astype(np.int64), 0), largest)
-    return signed
-
-
-def _exceeds(values: np.ndarray[Any, Any], largest: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    wide = values.astype(np.uint64) if values.dtype.kind == "u" else values.astype(np.int64)
-    exceeds: np.ndarray[Any, np.dtype[np.bool_]] = wide > wide.dtype.type(largest)
-    return exceeds
 
 
 def select_groups(bounds: GroupBounds, offset: int, count: int) -> GroupBounds:

@@ -49,7 +49,7 @@ _INVALIDATED = 901
 _PORTABLE = 1  # pinned memory for every device
 _DISABLE_TIMING = 2
 _NON_BLOCKING = 1
-_THREAD_LOCAL, _RELAXED = 1, 2  # modes of a capture
+_RELAXED = 2  # a mode of captures
 _ACTIVE = 1  # a capture that is under way and not spoilt
 
 
@@ -331,48 +331,6 @@ class Runtime(abc.ABC):
         more waits for the oldest. Not for a stream that is being captured: there the owner of the graph keeps the operands.
         """
         self._kept.keep(device, stream, objects)
-
-    # ---- graphs
-
-    def begin_capture(self, stream: int) -> None:
-        """Record what this thread gives to ``stream`` from now on, instead of running it."""
-        self._check("StreamBeginCapture", stream, self._capture_modes(_THREAD_LOCAL))
-
-    def end_capture(self, stream: int) -> int:
-        """End the recording; the executable graph's handle."""
-        graph = self._check("StreamEndCapture", stream)
-        try:
-            return int(self._check("GraphInstantiate", graph, 0))
-        finally:
-            self._check("GraphDestroy", graph)
-
-    def abort_capture(self, stream: int) -> None:
-        """End a recording and drop it, also one that an error has invalidated."""
-        status, graph = self._call("StreamEndCapture", stream)
-        if status:
-            self._forget_error()
-        elif graph is not None and int(graph):
-            self._check("GraphDestroy", graph)
-
-    @contextmanager
-    def capture(self, stream: int) -> Iterator[list[int]]:
-        """``with runtime.capture(s) as graph:`` records; afterwards ``graph[0]`` is the graph's handle."""
-        graph: list[int] = []
-        self.begin_capture(stream)
-        try:
-            yield graph
-        except BaseException:
-            self.abort_capture(stream)
-            raise
-        graph.append(self.end_capture(stream))
-
-    def launch_graph(self, graph: int, stream: int) -> None:
-        """Run an executable graph in stream order."""
-        self._check("GraphLaunch", graph, stream)
-
-    def destroy_graph(self, graph: int) -> None:
-        """Destroy an executable graph; a run under way ends first."""
-        self._check("GraphExecDestroy", graph)
 
     # ---- code
 

@@ -76,10 +76,7 @@ class KernelParameters:
     """
 
     def __init__(self, kinds: Sequence[str | Blob], names: Sequence[str] | None = None) -> None:
-        if names is not None and (len(names) != len(kinds) or len(set(names)) != len(names)):
-            raise ValueError(f"names: got {list(names)}; want {len(kinds)} different names, one a parameter")
-        self.kinds, self.names = tuple(kinds), tuple(names) if names is not None else None
-        self._positions = {name: i for i, name in enumerate(names or ())}
+        self.kinds, self.names = tuple(kinds), tuple(names or map(str, range(len(kinds))))
         layouts = [_layout_of(kind) for kind in kinds]
         offsets: list[int] = []
         end = 0
@@ -100,27 +97,21 @@ class KernelParameters:
     def __len__(self) -> int:
         return len(self.kinds)
 
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{self._label(i)}={self[i]!r}" for i in range(len(self)))
-        return f"KernelParameters({shown})"
-
     def index(self, name: str) -> int:
         """Position of the parameter called ``name``; ValueError when there is none."""
-        try:
-            return self._positions[name]
-        except KeyError:
-            raise ValueError(f"name: got {name!r}; want one of {list(self.names or ())}") from None
+        return self.names.index(name)
 
     def __setitem__(self, position: int, value: Any) -> None:
-        """Set one parameter; TypeError for a value of another type than its kind, ValueError for one that its bytes can't hold."""
+        """Set one parameter; ValueError for a value that its kind can't hold."""
         packer, at = self._slots[position]
         try:
             # struct pads short bytes with zeros and cuts long ones, so a blob's size is looked at here
             if isinstance(self.kinds[position], Blob) and len(value) != packer.size:
-                self._refuse(position, value)
+                raise TypeError
             packer.pack_into(self._storage, at, value)
         except (struct.error, OverflowError, TypeError) as error:
-            self._refuse(position, value, error)
+            where = f"parameter {self.names[position]} ({self.kinds[position]})"
+            raise ValueError(f"{where}: got {value!r}; want a value of its {packer.size} bytes") from error
 
     def __getitem__(self, position: int) -> Any:
         """The present value of one parameter: an int, a float, or bytes for a blob."""
@@ -128,28 +119,10 @@ class KernelParameters:
         return packer.unpack_from(self._storage, at)[0]
 
     def set(self, *values: Any) -> None:
-        """Set all parameters, in order; TypeError for another number of values, and what setting one raises."""
-        if len(values) != len(self.kinds):
-            raise TypeError(f"values: got {len(values)}; want {len(self.kinds)}, one a parameter")
-        for position, value in enumerate(values):
+        """Set all parameters, in order; ValueError for another number of values, and for one that does not fit."""
+        for position, value in zip(range(len(self.kinds)), values, strict=True):
             self[position] = value
 
     def blob_address(self, position: int) -> int:
         """Host address of the bytes of one parameter, for a driver call that writes it in place."""
         return self.buffer_address + self.offsets[position]
-
-    def _label(self, position: int) -> str:
-        return repr(self.names[position]) if self.names is not None else str(position)
-
-    def _refuse(self, position: int, value: Any, error: Exception | None = None) -> None:
-        """Raise what is wrong with ``value``, in this class's words instead of struct's."""
-        kind, size = self.kinds[position], self._slots[position][0].size
-        where = f"parameter {self._label(position)} ({kind})"
-        if isinstance(kind, Blob):
-            if isinstance(value, bytes | bytearray):
-                raise ValueError(f"{where}: got {len(value)} bytes; want {size}") from error
-            raise TypeError(f"{where}: got a {type(value).__name__}; want {size} bytes") from error
-        floating = kind in ("f32", "f64", "fp32", "fp64")
-        if not hasattr(value, "__index__") and not (floating and hasattr(value, "__float__")):
-            raise TypeError(f"{where}: got a {type(value).__name__}; want {'a number' if floating else 'an integer'}") from error
-        raise ValueError(f"{where}: got {value!r}; want a value that fits its {size} bytes") from error

@@ -9,9 +9,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.store.files import warn_once
 from hipgroupgemm.store.identity import DeviceKind
-from hipgroupgemm.store.records import StoredResult
+from hipgroupgemm.store.records import SEED, USER, StoredResult
 from hipgroupgemm.store.store import TuningStore, default_store
 from hipgroupgemm.tuning.engine import tune
 from hipgroupgemm.tuning.report import TuningReport, best_row
@@ -46,7 +47,7 @@ def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **setti
     try:
         try:
             if report.best is not None:  # first, so that an interrupt while the report is being stored loses nothing
-                plan._take(report.best.algorithm)
+                _take(plan, report, report.best.algorithm)
         finally:
             if store:
                 keep(report)
@@ -59,6 +60,13 @@ def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **setti
         error.report = report  # type: ignore[attr-defined]
         raise
     return report
+
+
+def _take(plan: GroupedMatmulPlan, report: TuningReport, best: MatmulAlgorithm) -> None:
+    made_up = {SEED: "balanced sizes", USER: "the caller's sizes"}
+    sizes = f"{made_up.get(report.origin, report.origin)}, {report.size_class}, ragged extent {report.ragged_extent}"
+    on = f"{report.device_name} ({report.device})"
+    plan._take(best, f"tuned in this process at {report.started} on {on} for {sizes}: ok, median {best.time:.3g} ms")
 
 
 def keep(report: TuningReport, store: TuningStore | None = None) -> bool:

@@ -71,7 +71,7 @@ def test_an_unheard_of_feature_is_refused_by_name(name):
     known = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
     assert "scales" in reason_of(name, FactoryConfig(**known, scales=5))
     assert "dropout" in reason_of(name, dataclasses.replace(plain, epilogue=FutureEpilogue(dropout=0.5)))
-    assert "activation" in reason_of(name, dataclasses.replace(plain, epilogue=Epilogue(activation="mish")))
+    assert "activation" in reason_of(name, dataclasses.replace(plain, epilogue=Epilogue(activation="silu")))
     for field in ("lhs_rows_extent", "out_rows_extent"):
         assert field.removesuffix("_extent") in reason_of(name, dataclasses.replace(plain, **{field: 80}))
 
@@ -137,5 +137,32 @@ def test_a_backend_without_alpha_refuses_a_call_that_brings_one():
         plan = hgg.GroupedMatmulPlan(hgg.config_for_ragged_dot(lhs, rhs, [2, 3]), "no alpha", "cpu")
         with plan, pytest.raises(NotImplementedError, match="does not have alpha"):
             plan.execute(lhs, rhs, [2, 3], alpha=2.0)
+    finally:
+        hgg.unregister_backend("no alpha")
+
+
+@pytest.mark.parametrize("alphas", [(2.0, 1.0, 3.0), (1.0, 2.0, 3.0)])
+def test_the_first_call_s_alpha_has_no_say_in_which_backend_others_get(alphas):
+    calls = []
+
+    class NoAlpha(ReferenceBackend):
+        name = "no alpha"
+        features = ReferenceBackend.features - {"alpha"}
+
+        def prepare(self, config, device, algorithm, stream):
+            calls.append(config)
+            return super().prepare(config, device, algorithm, stream)
+
+        def algorithms(self, config, device, limits):
+            return [dataclasses.replace(one, backend="no alpha") for one in super().algorithms(config, device, limits)]
+
+    hgg.register_backend(NoAlpha(), ("cpu",), first=True)
+    try:
+        hgg.clear_plan_cache()
+        lhs, rhs = np.ones((5, 4), np.float32), np.ones((2, 4, 6), np.float32)
+        for _ in range(2):
+            for alpha in alphas:
+                assert (hgg.ragged_dot(lhs, rhs, [2, 3], alpha=alpha) == 4 * alpha).all()
+        assert len(calls) == 1  # alpha = 1 is computed by the backend that comes first
     finally:
         hgg.unregister_backend("no alpha")

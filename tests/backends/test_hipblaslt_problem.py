@@ -96,7 +96,7 @@ def test_strides_of_axes_of_extent_1_do_not_matter(strides):
             lambda: forward(spec((2, 32), (2**34, 2)), spec((3, 32, 48))),
             "leading dimension is 8589934592; hipBLASLt's records hold 32 bits",
         ),
-        (lambda: forward(spec((64, 32), dtype="float8_e4m3fn"), spec((3, 32, 48), dtype="float8_e4m3fn")), "type_a=float8_e4m3fn"),
+        (lambda: forward(spec((64, 32), dtype="float8_e4m3fn"), spec((3, 32, 48), dtype="float8_e4m3fn")), "lhs of type float8_e4m3fn"),
         (lambda: forward(spec((64, 32)), spec((3, 32, 48)), out=spec((64, 48), (2, 128))), "out is column-major"),
     ],
 )

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import device_graphs
 import numpy as np
 import pytest
 
@@ -218,11 +219,11 @@ def test_default_stream_during_a_capture(runtime: CudaRuntime) -> None:
         params.set(inside)
         runtime.launch(fresh, (1, 1, 1), (16, 1, 1), 0, blocking, params)
         assert runtime.is_capturing(blocking)
-        graph = runtime.end_capture(blocking)
-        runtime.launch_graph(graph, blocking)
+        graph = device_graphs.end_capture(runtime, blocking)
+        device_graphs.launch_graph(runtime, graph, blocking)
         found = download(runtime, inside, np.empty(1024, np.int32), blocking)
         np.testing.assert_array_equal(found, [7] * 16 + [0x05050505] * 1008)
-        runtime.destroy_graph(graph)
+        device_graphs.destroy_graph(runtime, graph)
     runtime.host_free(pinned, 0)
     scratch.close()
     runtime.destroy_stream(blocking)

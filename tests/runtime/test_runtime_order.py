@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 
+import device_graphs
 import numpy as np
 import pytest
 import runtime_kit as kit
@@ -58,7 +59,7 @@ def test_capture(runtime: base.Runtime, module: objects.Module, stream: int) -> 
     with Device(runtime, np.zeros(10, np.int32), stream) as values:
         params.set(values.ptr, 10)
         assert not runtime.is_capturing(stream) and runtime.capture_id(stream) == 0
-        with runtime.capture(stream) as graph:
+        with device_graphs.capture(runtime, stream) as graph:
             assert runtime.is_capturing(stream)
             number = runtime.capture_id(stream)
             assert number != 0
@@ -76,23 +77,23 @@ def test_capture(runtime: base.Runtime, module: objects.Module, stream: int) -> 
         runtime.synchronize_stream(stream)
         np.testing.assert_array_equal(check, 0)  # zeroed outside the recording, before the graph ever ran
         for _ in range(2):
-            runtime.launch_graph(graph[0], stream)
+            device_graphs.launch_graph(runtime, graph[0], stream)
         np.testing.assert_array_equal(values.read(), 2)
         runtime.memcpy_async(check.ctypes.data, inside, 1024, stream)
         runtime.synchronize_stream(stream)
         np.testing.assert_array_equal(check, 2)
         assert scratch.pointer(0) == outside
-        with runtime.capture(stream) as second:
+        with device_graphs.capture(runtime, stream) as second:
             assert runtime.capture_id(stream) != number
             assert scratch.pointer(runtime.capture_id(stream)) not in (inside, outside)
-        runtime.destroy_graph(second[0])
-        runtime.destroy_graph(graph[0])
+        device_graphs.destroy_graph(runtime, second[0])
+        device_graphs.destroy_graph(runtime, graph[0])
     block.release()
     scratch.close()
 
 
 def test_capture_that_fails_is_ended(runtime: base.Runtime, stream: int) -> None:
-    with pytest.raises(KeyError), runtime.capture(stream):
+    with pytest.raises(KeyError), device_graphs.capture(runtime, stream):
         raise KeyError("inside")
     assert not runtime.is_capturing(stream)
     with Device(runtime, np.arange(3), stream) as still:
@@ -101,7 +102,7 @@ def test_capture_that_fails_is_ended(runtime: base.Runtime, stream: int) -> None
 
 def test_invalidated_capture(runtime: base.Runtime, stream: int) -> None:
     own = runtime.create_stream(0)
-    with pytest.raises(runtimes.DeviceError, match="while a stream is being captured"), runtime.capture(own):
+    with pytest.raises(runtimes.DeviceError, match="while a stream is being captured"), device_graphs.capture(runtime, own):
         runtime.synchronize_stream(own)  # not allowed for a stream that is being captured
     # HIP 6.4 never lets go of a stream whose capture failed; then it must not pass for a usable one
     assert runtime.kind == "rocm" or not runtime.is_capturing(own)
@@ -125,11 +126,11 @@ def test_close_gives_back_what_captures_used(runtime: base.Runtime) -> None:
             before = runtime.memory_info(0)[0]
             scratch, graphs = Scratch(runtime, 0, stream, nbytes), []
             for _ in range(4):
-                with runtime.capture(stream) as graph:
+                with device_graphs.capture(runtime, stream) as graph:
                     scratch.reserve()
                     runtime.memset_async(scratch.pointer(runtime.capture_id(stream)), 7, nbytes, stream)
                 graphs.append(graph[0])
-                runtime.launch_graph(graph[0], stream)
+                device_graphs.launch_graph(runtime, graph[0], stream)
             runtime.synchronize_stream(stream)
             found = np.empty(nbytes, np.uint8)
             for address in scratch.addresses():
@@ -138,7 +139,7 @@ def test_close_gives_back_what_captures_used(runtime: base.Runtime) -> None:
                 np.testing.assert_array_equal(found, 7)
             assert scratch.in_graph() and len(scratch.addresses()) == 4
             for graph_handle in graphs:
-                runtime.destroy_graph(graph_handle)
+                device_graphs.destroy_graph(runtime, graph_handle)
             scratch.close()
             runtime.synchronize_device(0)
             after = runtime.memory_info(0)[0]
@@ -159,10 +160,10 @@ def test_keep_alive(runtime: base.Runtime, stream: int) -> None:
     assert sum(each() is not None for each in seen) == 0
     other = runtime.create_stream(0)  # keeping something for one stream does not disturb the capture of another
     runtime.keep_alive(0, stream, ())
-    with runtime.capture(other) as graph:
+    with device_graphs.capture(runtime, other) as graph:
         for _ in range(40):
             runtime.keep_alive(0, stream, ())
-    runtime.destroy_graph(graph[0])
+    device_graphs.destroy_graph(runtime, graph[0])
     runtime.destroy_stream(other)
 
 

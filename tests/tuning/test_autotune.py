@@ -87,7 +87,8 @@ def test_a_plan_changes_its_backend_for_the_best(register, rng, monkeypatch):
         check(plan, rng)
         assert not double.executables[-1].closed
         assert "backend double" in plan.explain()
-        assert "tuned in this process: ok" in plan.explain()
+        said = f"tuned in this process at {report.started} on {report.device_name} (cpu) for balanced sizes, balanced, ragged extent 48: ok"
+        assert said in plan.explain()
         plan.set_algorithm("good:60", 2)  # pins another by hand
         check(plan, rng)
         assert plan.algorithm.name == "good:60"

@@ -12,7 +12,7 @@ import ctypes
 import glob
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hipgroupgemm.runtime.errors import RuntimeUnavailable
@@ -75,41 +75,37 @@ def _version_of(path: str) -> tuple[int, ...]:
     return tuple(int(number) if number.isdecimal() else -1 for number in numbers)
 
 
-def find_hip_library() -> str:
-    """Path of the HIP runtime to use: the one that is loaded, else the first found; it is loaded then. RuntimeUnavailable without any."""
-    loaded = single_hip_runtime()
-    if loaded is not None:
-        return loaded
-    directories = _search_directories()
+def _load_library(stem: str, sonames: Sequence[str], directories: Sequence[str]) -> str:
+    """Loads the first library of these directories, then of the system's own path, that can be loaded; its path or name."""
     refusals = []
-    candidates = [path for place in directories if (path := _in_directory(place, HIP_STEM)) is not None]
-    for candidate in [*candidates, *_HIP_SONAMES]:
+    candidates = [path for place in directories if (path := _in_directory(place, stem)) is not None]
+    for candidate in [*candidates, *sonames]:
         try:
             ctypes.CDLL(candidate)
         except OSError as error:
             if os.sep in candidate:
                 refusals.append(str(error))
             continue
-        return single_hip_runtime() or candidate
+        return candidate
     looked = ", ".join([*directories, "the system's library path"])
-    found = f"{'; '.join(refusals)} (also looked in {looked})" if refusals else f"no {HIP_STEM} in {looked}"
+    found = f"{'; '.join(refusals)} (also looked in {looked})" if refusals else f"no {stem} in {looked}"
     raise RuntimeUnavailable("rocm", found, INSTALL)
 
 
+def find_hip_library() -> str:
+    """Path of the HIP runtime to use: the one that is loaded, else the first found; it is loaded then. RuntimeUnavailable without any."""
+    loaded = single_hip_runtime()
+    if loaded is None:
+        found = _load_library(HIP_STEM, _HIP_SONAMES, _search_directories())
+        loaded = single_hip_runtime() or found
+    return loaded
+
+
 def find_hiprtc_library(hip_library: str) -> str:
-    """The hipRTC that goes with a HIP runtime: loaded already, or beside it, or the system's."""
+    """The hipRTC that goes with a HIP runtime: loaded already, or beside it, or the system's; it is loaded then."""
     loaded = mapped_libraries(HIPRTC_STEM)
-    if loaded:
-        return loaded[0]
-    for directory in (os.path.dirname(hip_library), *_search_directories()):
-        path = _in_directory(directory, HIPRTC_STEM)
-        if path is not None:
-            return path
-    for soname in _HIPRTC_SONAMES:
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(soname)
-            return soname
-    raise RuntimeUnavailable("rocm", f"no {HIPRTC_STEM} beside {hip_library} or on the system's path", INSTALL)
+    beside = [os.path.dirname(hip_library), *_search_directories()]
+    return loaded[0] if loaded else _load_library(HIPRTC_STEM, _HIPRTC_SONAMES, beside)
 
 
 def import_bindings() -> tuple[Any, Any]:

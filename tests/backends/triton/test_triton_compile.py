@@ -205,7 +205,8 @@ def test_a_feature_that_nobody_thought_of_reaches_no_kernel(monkeypatch):
         strange = copy.copy(config)
         object.__setattr__(strange, field, "float8_e4m3fn")
         assert field in kernel_config.hopper_refusal(strange, device.target)
-        assert field in backend.can_handle(strange, Device("cuda", 0))
+        operand = {"type_a": "lhs", "type_b": "rhs", "type_d": "out"}[field]
+        assert f"{operand} of type float8_e4m3fn: not offered" in backend.can_handle(strange, Device("cuda", 0))
 
 
 @pytest.mark.parametrize(("architecture", "told"), [("sm_90", "aligned"), ("sm_80", "sm_80 is not sm_90"), ("gfx942", None)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
+import device_graphs
 import numpy as np
 import pytest
 from generators import (
@@ -358,10 +359,10 @@ def test_capture_in_a_graph(mode, library, rng):
     config = config_of(problem)
     with runtime.use_device(0), hgg.GroupedMatmulPlan(config, "triton", library.device) as plan:
         stream = runtime.create_stream(0)
-        with pytest.raises(RuntimeError, match="prepare"), runtime.capture(stream):
+        with pytest.raises(RuntimeError, match="prepare"), device_graphs.capture(runtime, stream):
             plan.execute(problem.lhs.array, problem.rhs.array, problem.sizes.array, out=problem.out.array, stream=stream)
         plan.prepare()  # on any stream: a capture's own may be one that was never used
-        with runtime.capture(stream) as graph:
+        with device_graphs.capture(runtime, stream) as graph:
             plan.execute(problem.lhs.array, problem.rhs.array, problem.sizes.array, out=problem.out.array, stream=stream)
         assert np.isnan(problem.out.read().astype(np.float32)).all(), "captured, not run"
         # other sizes by the time of the replay: they are read on the device
@@ -373,10 +374,10 @@ def test_capture_in_a_graph(mode, library, rng):
         again.lhs.values[...], again.rhs.values[...] = problem.lhs.values, problem.rhs.values
         value, magnitude = again.expected()
         for _ in range(3):
-            runtime.launch_graph(graph[0], stream)
+            device_graphs.launch_graph(runtime, graph[0], stream)
         runtime.synchronize_stream(stream)
         assert_near(problem.out.read(), value, magnitude)
-        runtime.destroy_graph(graph[0])
+        device_graphs.destroy_graph(runtime, graph[0])
         runtime.destroy_stream(stream)
 
 
@@ -395,9 +396,9 @@ def test_captures_give_back_all_that_they_held(mode, library, rng):
         before = len(taken)
         streams = [runtime.create_stream(0) for _ in range(2)]
         for stream in streams * 3:  # neither was used before
-            with runtime.capture(stream) as graph:
+            with device_graphs.capture(runtime, stream) as graph:
                 plan.execute(problem.lhs.array, problem.rhs.array, problem.sizes.array, out=problem.out.array, stream=stream)
-            runtime.destroy_graph(graph[0])
+            device_graphs.destroy_graph(runtime, graph[0])
         assert len(taken) >= before + 6 and plan.captured
         plan.close()
         assert not taken

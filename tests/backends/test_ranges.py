@@ -10,8 +10,7 @@ import pytest
 from backend_double import DoubleBackend
 
 import hipgroupgemm as hgg
-from hipgroupgemm.backends import ranges as of_backends
-from hipgroupgemm.runtime import ranges
+from hipgroupgemm.backends import ranges
 
 
 @pytest.fixture
@@ -40,8 +39,8 @@ def double(monkeypatch):
 
     backend = DoubleBackend()
     backends.register_backend(backend, ("cpu",))
-    original = of_backends.range_functions
-    monkeypatch.setattr(of_backends, "range_functions", lambda kind: original("cuda"))
+    original = ranges.range_functions
+    monkeypatch.setattr(ranges, "range_functions", lambda kind: original("cuda"))
     yield backend
     backends.unregister_backend("double")
 
