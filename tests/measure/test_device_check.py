@@ -15,7 +15,7 @@ from harness_contract import CASES
 from harness_contract_tests import ContractTests
 from host_gpu import HostKernels, host_bench
 
-from hipgroupgemm.measure import device_check as dj
+from hipgroupgemm.measure import device_harness as dj
 from hipgroupgemm.measure.layouts import Layout
 
 

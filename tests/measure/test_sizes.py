@@ -9,8 +9,8 @@ from harness_contract import Case, case_list, offset_config
 
 import hipgroupgemm as hgg
 from hipgroupgemm.measure.check import bounds_of
-from hipgroupgemm.measure.harness import harness_for, layouts_of
-from hipgroupgemm.measure.layouts import Layout
+from hipgroupgemm.measure.harness import harness_for
+from hipgroupgemm.measure.layouts import Layout, layouts_of
 from hipgroupgemm.measure.sizes import adversarial_sizes, origin_of, seed_sizes, size_class, size_class_of, size_samples
 from hipgroupgemm.measure.verify import group_parts, size_sets, unread_parts
 
