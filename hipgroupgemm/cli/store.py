@@ -22,9 +22,8 @@ from hipgroupgemm.cli.tables import print_table
 from hipgroupgemm.measure.text import STDOUT, console_for, write_text
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
 from hipgroupgemm.store.identity import device_of
-from hipgroupgemm.store.lookup import Query
 from hipgroupgemm.store.records import SEED, USER, StoredResult, config_id
-from hipgroupgemm.store.store import VARIABLE, TuningStore, why_off
+from hipgroupgemm.store.store import VARIABLE, Query, TuningStore, why_off
 
 __all__ = ["store"]
 
