@@ -273,9 +273,7 @@ def _rocm_folders(machine: Machine) -> list[str | Path]:
     named = machine.folders("$ROCM_PATH", "$ROCM_HOME", "$HIP_PATH")
     path = [part for part in machine.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if part]
     wheels = [one for module in ("_rocm_sdk_core", "_rocm_sdk_devel", "torch") for one in machine.packages(module, "lib")]
-    wheels += machine.packages(
-        "_rocm_sdk_core", "../_rocm_sdk_libraries*/lib"
-    )  # a family's have a package of their own
+    wheels += machine.packages("_rocm_sdk_core", "../_rocm_sdk_libraries*/lib")  # a family's have a package of their own
     return [*named, *path, *machine.folders("/opt/rocm", *machine.glob("/opt", "rocm-*")), *_SYSTEM, *wheels]
 
 
