@@ -173,7 +173,7 @@ class GroupedGemmConfig:
             new["k"] = capacity
             new.update(self._raised("lhs", self.k, capacity, self.m, ragged_is_inner=not self.trans_a))
             new.update(self._raised("rhs", self.k, capacity, self.n, ragged_is_inner=self.trans_b))
-        new.update({name: new[field] for name, field in self._derived().items() if field in new})
+        new.update({name: new[field] for name, field in self.derived_fields().items() if field in new})
         if not self.beta:
             for name in ("leading_dim_stride", "inner_stride", "batch_stride", "stride_ragged_dim", "alignment"):
                 c, out = (
@@ -297,7 +297,7 @@ class GroupedGemmConfig:
         matrix = (leading, inner) if self.must_swap_operands else (inner, leading)
         return (group, getattr(self, f"{which}_batch_stride"), *matrix)
 
-    def _derived(self) -> dict[str, str]:
+    def derived_fields(self) -> dict[str, str]:
         """The fields that repeat another one, and which: what XLA calls the strides of the ragged dimension and of the groups."""
         mode = self.ragged_mode
         if mode is RaggedDotMode.BATCH:
@@ -311,10 +311,6 @@ class GroupedGemmConfig:
             return {"stride_ragged_dim": lhs, "stride_group_dim": "rhs_inner_stride" if self.trans_b else "rhs_leading_dim_stride"}
         row = "leading_dim_stride" if self.must_swap_operands else "inner_stride"
         return {"stride_ragged_dim": lhs, "output_stride_ragged_dim": f"output_{row}", "c_stride_ragged_dim": f"c_{row}"}
-
-    def derived_strides(self) -> dict[str, int]:
-        """What each of the fields has to be that repeat another one."""
-        return {name: getattr(self, field) for name, field in self._derived().items()}
 
     # ---- work ----------------------------------------------------------------------------------------------------------------
 

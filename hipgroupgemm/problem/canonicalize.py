@@ -253,7 +253,7 @@ _WORDS = {
 
 def _differences(got: GroupedGemmConfig, wanted: GroupedGemmConfig, *, of_inputs: bool = False) -> dict[str, str]:
     """The fields in which two configs differ, and how in the caller's words; `of_inputs` leaves out those that speak of c, out and bias."""
-    names = [field.name for field in dataclasses.fields(got) if field.name not in got.derived_strides()]
+    names = [field.name for field in dataclasses.fields(got) if field.name not in got.derived_fields()]
     if of_inputs:
         names = [name for name in names if name in ("m", "n", "k") or name.startswith(_INPUT_FIELDS)]
     found = {}
