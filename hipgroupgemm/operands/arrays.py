@@ -22,20 +22,9 @@ from hipgroupgemm.runtime import device_of_pointer
 from hipgroupgemm.runtime.streams import normalize_stream, protocol_stream
 
 __all__ = [
-    "ANYWHERE",
-    "ArraySpec",
-    "ArrayView",
-    "Device",
-    "DeviceArray",
-    "as_array",
-    "common_device",
-    "current_stream",
-    "deliver",
-    "empty",
-    "set_allocator",
-    "view_of",
-    "written",
-]
+    "ANYWHERE", "ArraySpec", "ArrayView", "Device", "DeviceArray", "as_array", "common_device", "current_stream", "deliver", "empty",
+    "set_allocator", "view_of", "written",
+]  # fmt: skip
 
 ANYWHERE = Device("any")
 """The device of an array of no elements whose producer does not say where it is."""
