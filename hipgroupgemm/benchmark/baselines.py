@@ -17,6 +17,7 @@ import numpy as np
 
 from hipgroupgemm.backends.base import Arguments, Executable
 from hipgroupgemm.config import RaggedDotMode
+from hipgroupgemm.measure.device_harness import cupy_stream
 from hipgroupgemm.measure.verify import Verifier
 from hipgroupgemm.operands.dtypes import compute_type_of
 from hipgroupgemm.operands.views import ArrayView, Device, numpy_view
@@ -58,7 +59,7 @@ class Baseline(Executable):
         if self.xp is np:
             return self._function(self)
         index = self._harness.device.index
-        with self.xp.cuda.Device(index), self.xp.cuda.ExternalStream(arguments.stream, index):
+        with self.xp.cuda.Device(index), cupy_stream(self.xp, arguments.stream, index):
             self._function(self)
 
     def explain(self) -> str:

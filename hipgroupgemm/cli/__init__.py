@@ -65,13 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = cli.main(args=None if arguments is None else list(arguments), prog_name="hipgroupgemm", standalone_mode=False)
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # the reader of a pipe, such as head, has had enough
-        sys.stderr.close()
-        sys.exit(141)
+        code = INTERRUPTED
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left for it is not written at exit either
+        code = 141 if isinstance(error, BrokenPipeError) else 1  # the reader of a pipe, such as head, has had enough; or the disk is full
+        if code == 1:
+            click.echo(f"Error: {error if error.filename else f'standard output: {error.strerror}'}", err=True)
     sys.exit(code if isinstance(code, int) else 0)
 
 

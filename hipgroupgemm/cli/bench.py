@@ -8,46 +8,19 @@ import click
 
 from hipgroupgemm.benchmark.baselines import BASELINES
 from hipgroupgemm.benchmark.command import Request, run
-from hipgroupgemm.cli.parameters import (
-    PLOTS,
-    SCALE,
-    OutputType,
-    check_outputs,
-    devices_of,
-    distribution_option,
-    list_option,
-    once,
-    problem_options,
-    shapes_of,
-    usage_errors,
-)
+from hipgroupgemm.cli import parameters
 from hipgroupgemm.measure.workloads import CLASSES
 
 __all__ = ["bench"]
 
+_BASELINES = f"Of {', '.join(BASELINES)}, or none. Default: all."
+
 
 @click.command()
-@problem_options
-@distribution_option
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of operands and drawn group sizes.")
-@list_option("--baseline", "baselines", kind=click.Choice([*BASELINES, "none"]), help=f"Of {', '.join(BASELINES)}, or none. Default: all.")
-@click.option(
-    "--scale",
-    type=SCALE,
-    metavar="auto|DIVISOR",
-    help="Divide M, K and N; 1 for nothing. auto: nothing on a GPU; on a CPU the power of two that keeps the padded dot short. "
-    "Default: auto for models and suites; a --shape is run as given.",
-)
-@click.option("--repetitions", type=click.IntRange(min=1), help="Timed calls of each row. Default: 1 to 15, as time allows.")
-@click.option("--csv", type=OutputType(), help="Write the rows here as CSV; - is standard output.")
-@click.option("--json", type=OutputType(), help="Write the rows and all group sizes here as JSON; - is standard output.")
-@click.option(
-    "--plot",
-    "plots",
-    type=OutputType(PLOTS),
-    multiple=True,
-    help="Plot speed-up and fraction of the floor, by the name's ending (needs hipgroupgemm[bench]). Repeatable.",
-)
+@parameters.problem_options
+@parameters.list_option("--baseline", "baselines", kind=click.Choice([*BASELINES, "none"]), help=_BASELINES)
+@parameters.run_options
+@parameters.output_options("the rows", "Write the rows and all group sizes here as JSON", "speed-up and fraction of the floor")
 def bench(**options: Any) -> None:
     """Time ragged dots against the padded baselines, and check every result.
 
@@ -65,27 +38,21 @@ def bench(**options: Any) -> None:
     Exit status: 0; 1 when a result is wrong, a call failed or a backend that was named ran nothing; 2 for arguments that can't be met;
     130 after Ctrl-C (finished rows are printed and written).
     """
-    baselines, plots = options.pop("baselines") or tuple(BASELINES), once(options.pop("plots"))
-    check_outputs([options["csv"], options["json"]], plots)
+    parameters.check_outputs(options)
+    baselines, devices, dtypes = (options.pop(name) for name in ("baselines", "devices", "dtypes"))
     if "none" in baselines and len(baselines) > 1:
         raise click.BadParameter("none was given along with others; give none, or those wanted", param_hint="--baseline")
-    devices, dtypes, scale = options.pop("devices"), options.pop("dtypes"), options.pop("scale")
     for option, values in (("--device", devices), ("--dtype", dtypes)):
         if len(values) > 1:
             raise click.BadParameter(f"got {', '.join(values)}; bench takes one, hipgroupgemm sweep several", param_hint=option)
-    named, exact = shapes_of(options.pop("models"), options.pop("suite"), options.pop("shapes"))
     request = Request(
-        shapes=[*named, *exact] if scale == "auto" else named,
-        exact_shapes=[] if scale == "auto" else exact,
-        classes=[CLASSES[name] for name in options.pop("classes") or CLASSES],
+        classes=[CLASSES[name] for name in parameters.classes_of(options.pop("classes"))],
         dtype=next(iter(dtypes), None),
-        backends=options.pop("backends") or None,
-        baselines=() if "none" in baselines else baselines,
-        scale=None if scale == "auto" else scale,
-        device=str(devices_of(devices)[0]),
-        plots=plots,
-        **options,
+        baselines=() if "none" in baselines else baselines or tuple(BASELINES),
+        device=str(parameters.devices_of(devices)[0]),
+        **parameters.shapes_of(options),
+        **{name: value for name, value in options.items() if value not in (None, ())},
     )
-    with usage_errors():
+    with parameters.usage_errors():
         code = run(request)
     click.get_current_context().exit(code)

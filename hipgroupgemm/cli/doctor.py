@@ -24,20 +24,22 @@ from rich.markup import escape
 from hipgroupgemm.backends import backend_names, get_backend
 from hipgroupgemm.cli.machine import Machine
 from hipgroupgemm.cli.tables import printable
-from hipgroupgemm.measure.text import console_for
+from hipgroupgemm.measure.text import console_for, say
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
 from hipgroupgemm.native import missing_kernel_files
 from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.store.store import TuningStore, why_off
 from hipgroupgemm.version import __version__
 
-__all__ = ["BackendState", "Finding", "Report", "StoreState", "doctor", "examine", "gfx_name", "print_report", "store_state"]
+__all__ = ["BackendState", "Finding", "Report", "doctor", "examine", "gfx_name", "print_report", "store_state"]
 
 _TARGET = re.compile(r"gfx(?:[0-9a-f]{3,4})(?![0-9a-f])")
 _LIBCUDA = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _SYSTEM = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64", "/usr/lib")
-_CUPY_ROCM = "pip install 'hipgroupgemm[rocm7]' (ROCm 7) or 'hipgroupgemm[rocm6]' (which has no CuPy)"
-_CUPY_CUDA = "pip install 'hipgroupgemm[cuda]' (CUDA 13) or 'hipgroupgemm[cuda12]'"
+_WHOLE: dict[str, Any] = {"highlight": False, "soft_wrap": True}  # a long line is the terminal's to wrap: copied it is whole
+_HERE = "in a checkout of hipgroupgemm"
+_ROCM = f'pip install ".[rocm7]" (ROCm 7) or ".[rocm6]" (which has no CuPy), {_HERE}'
+_CUDA = f'pip install ".[cuda]" (CUDA 13) or ".[cuda12]", {_HERE}'
 
 
 @click.command()
@@ -73,36 +75,13 @@ class BackendState:
 
 
 @dataclasses.dataclass(frozen=True)
-class StoreState:
-    """The tuning store: `directory` ("" where it is off), why it is `off`, how many `results` it holds, `trouble` with reading it."""
-
-    directory: str
-    off: str = ""
-    results: int = 0
-    trouble: str = ""
-
-    def describe(self) -> str:
-        """One line for a person."""
-        count = f"{self.results or 'no'} result{'' if self.results == 1 else 's'}"
-        return f"off ({self.off})" if self.off else f"{self.directory}: {self.trouble or count}"
-
-
-def store_state() -> StoreState:
-    """Looks at the store. Raises nothing."""
-    store = TuningStore()
-    if store.directory is None:
-        return StoreState("", off=why_off())
-    trouble = "is no directory" if os.path.exists(store.directory) and not os.path.isdir(store.directory) else ""
-    return StoreState(str(store.directory), results=len(store.results()), trouble=trouble)
-
-
-@dataclasses.dataclass(frozen=True)
 class Report:
-    """All findings, which backends run where, and what the tuning store holds (None: not looked at)."""
+    """All findings, which backends run where, and the tuning store (None: not looked at): its `directory` ("" where it is off), why it is
+    `off`, how many `results` it holds, and `trouble` with reading it."""
 
     findings: list[Finding]
     backends: list[BackendState]
-    store: StoreState | None = None
+    store: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -112,6 +91,14 @@ class Report:
     def finding(self, name: str) -> Finding:
         """The finding of that name; KeyError where there is none."""
         return {finding.name: finding for finding in self.findings}[name]
+
+
+def store_state() -> dict[str, Any]:
+    """What `Report` has of the tuning store. Raises nothing."""
+    store = TuningStore()
+    place, off = store.directory, "" if store.directory is not None else why_off()
+    trouble = "is no directory" if place is not None and os.path.exists(place) and not os.path.isdir(place) else ""
+    return {"directory": str(place or ""), "off": off, "results": len(store.results()), "trouble": trouble}
 
 
 def examine(machine: Machine | None = None) -> Report:
@@ -275,13 +262,13 @@ def _cuda_findings(machine: Machine, gpu: bool) -> Iterator[Finding]:
 
 
 def _python_findings(machine: Machine, amd: bool, nvidia: bool) -> list[Finding]:
-    gpu_extra = _CUPY_ROCM if amd and not nvidia else _CUPY_CUDA if nvidia and not amd else f"{_CUPY_ROCM} or {_CUPY_CUDA}"
+    gpu_extra = _ROCM if amd and not nvidia else _CUDA if nvidia and not amd else f"{_ROCM}; or {_CUDA}"
     for_gpu = gpu_extra if amd or nvidia else f"only needed for GPUs: {gpu_extra}"
     for_amd, for_nvidia = "" if amd else "only needed for AMD GPUs: ", "" if nvidia else "only needed for NVIDIA GPUs: "
     cupy = sorted(one for one in machine.distributions if re.match(r"(amd-)?cupy(-|$)", one))
-    hip = ("HIP Python", "hip", True, ["hip-python"], for_amd + _CUPY_ROCM)
+    hip = ("HIP Python", "hip", True, ["hip-python"], for_amd + _ROCM)
     if "hip-python" not in machine.distributions and machine.find_module("rocm") is not None:
-        hip = ("HIP Python", "rocm.bindings", True, ["rocm-bindings"], for_amd + _CUPY_ROCM)
+        hip = ("HIP Python", "rocm.bindings", True, ["rocm-bindings"], for_amd + _ROCM)
     packages = [  # (name, module, imported for proof, distributions, what to do)
         ("NumPy", "numpy", False, ["numpy"], "pip install numpy"),
         ("ml_dtypes", "ml_dtypes", False, ["ml-dtypes"], "pip install ml_dtypes"),
@@ -291,10 +278,10 @@ def _python_findings(machine: Machine, amd: bool, nvidia: bool) -> list[Finding]
         ("CuPy", "cupy", True, cupy, for_gpu),
         ("Triton", "triton", True, ["triton", "pytorch-triton-rocm", "pytorch-triton", "triton-rocm"], for_gpu),
         hip,
-        ("cuda-core", "cuda.core", True, ["cuda-core"], for_nvidia + _CUPY_CUDA),
+        ("cuda-core", "cuda.core", True, ["cuda-core"], for_nvidia + _CUDA),
         ("torch", "torch", False, ["torch"], "only needed for torch tensors: https://pytorch.org/get-started/locally says which wheel"),
         ("JAX", "jax", False, ["jax"], "only needed for JAX arrays: pip install jax (CPU), 'jax[cuda13]', or AMD's jax-rocm7-plugin"),
-        ("matplotlib", "matplotlib", False, ["matplotlib"], "only needed for plots (--plot): pip install 'hipgroupgemm[bench]'"),
+        ("matplotlib", "matplotlib", False, ["matplotlib"], "only needed for plots (--plot): pip install matplotlib"),
     ]
 
     def find(package: tuple[str, str, bool, list[str], str]) -> Finding:
@@ -303,18 +290,16 @@ def _python_findings(machine: Machine, amd: bool, nvidia: bool) -> list[Finding]
         there = name == "cuda-core" or machine.find_module(module.partition(".")[0]) is not None
         if not there or not (installed or module == "rocm.bindings"):
             return Finding("Python", name, False, "", "not installed", remedy)
-        version = next((machine.distributions[one] for one in installed), "")
-        trouble = ""
+        version, trouble = next((machine.distributions[one] for one in installed), ""), ""
+        detail = "" if installed == names[:1] and name != "CuPy" else ", ".join(installed) or module
         if len(installed) > 1 and name == "CuPy":
-            trouble, remedy = "several builds of CuPy overwrite each other", "pip uninstall all of them, then " + gpu_extra
+            trouble, remedy = f"{detail}: several builds of CuPy overwrite each other", f"pip uninstall all of them, then {gpu_extra}"
         elif len(installed) > 1:
-            trouble = f"they overwrite each other; torch for ROCm needs its own, {installed[1]}"
+            trouble = f"{detail}: they overwrite each other; torch for ROCm needs its own, {installed[1]}"
             remedy = f"pip uninstall -y {' '.join(installed)}, then pip install --force-reinstall --no-deps the one that torch asks for"
-        if trouble:
-            return Finding("Python", name, False, version, f"{', '.join(installed)}: {trouble}", remedy)
-        if broken := machine.import_error(module) if proof else "":
-            return Finding("Python", name, False, version, f"can't be imported: {broken}", remedy)
-        return Finding("Python", name, True, version, "" if installed == names[:1] and name != "CuPy" else ", ".join(installed) or module)
+        elif broken := machine.import_error(module) if proof else "":
+            trouble = f"can't be imported: {broken}"
+        return Finding("Python", name, not trouble, version, trouble or detail, remedy if trouble else "")
 
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(find, packages))
@@ -335,28 +320,25 @@ def _backend_states(amd: bool, nvidia: bool) -> list[BackendState]:
 
 def print_report(report: Report) -> None:
     """The report for a person. What to do stands on a line of its own that is never broken, so that commands can be copied."""
-    console = console_for()
-
-    def say(line: str) -> None:  # a long line is the terminal's to wrap: that leaves it whole when it is copied
-        console.print(line, highlight=False, soft_wrap=True)
-
-    say(f"hipgroupgemm {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    console, area = console_for(), ""
+    console.print(f"hipgroupgemm {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}", **_WHOLE)
     width = max((len(finding.name) for finding in report.findings), default=0)
-    area = ""
     for finding in report.findings:
         if finding.area != area:
             area = finding.area
-            say(f"\n[bold]{area}[/]")
+            console.print(f"\n[bold]{area}[/]")
         optional = "only needed" in finding.remedy or "none is needed" in finding.remedy
         state = "found" if finding.found else "absent" if optional else "broken" if finding.version else "missing"
         style = "green" if finding.found else "dim" if optional else "yellow"
         about = printable("  ".join(part for part in (finding.version, finding.detail) if part))
-        say(f"  [{style}]{state:<7}[/]  {escape(f'{finding.name:<{width}}  {about}'.rstrip())}")
+        console.print(f"  [{style}]{state:<7}[/]  {escape(f'{finding.name:<{width}}  {about}'.rstrip())}", **_WHOLE)
         if finding.remedy:
-            say(f"           {escape(finding.remedy)}")
-    say("\n[bold]Backends[/]")
+            say(f"           {finding.remedy}", console=console)
+    console.print("\n[bold]Backends[/]")
     for one in report.backends:
-        say(escape(printable(f"  {one.backend} on {one.device}: {f'does not run: {one.reason}' if one.reason else 'runs'}")))
-    if report.store is not None:
-        say("\n[bold]Tuning store[/]")
-        say(escape(printable(f"  {report.store.describe()}")))
+        say(printable(f"  {one.backend} on {one.device}: {f'does not run: {one.reason}' if one.reason else 'runs'}"), console=console)
+    if (store := report.store) is not None:
+        console.print("\n[bold]Tuning store[/]")
+        count = f"{store['results'] or 'no'} result{'' if store['results'] == 1 else 's'}"
+        text = f"off ({store['off']})" if store["off"] else f"{store['directory']}: {store['trouble'] or count}"
+        say(printable(f"  {text}"), console=console)

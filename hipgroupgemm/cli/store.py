@@ -163,13 +163,6 @@ def _as_dict(result: StoredResult) -> dict[str, Any]:
     }
 
 
-_LAYOUT = (
-    *("m", "n", "k", "batch_count", "group_count", "group_total", "ragged_mode", "sizes_per_batch", "trans_a", "trans_b"),
-    *("must_swap_operands", "lhs_leading_dim_stride", "rhs_leading_dim_stride", "output_leading_dim_stride", "lhs_inner_stride"),
-    *("rhs_inner_stride", "output_inner_stride", "stride_ragged_dim", "stride_group_dim", "output_stride_ragged_dim"),
-)
-
-
 def _moe_problem(result: StoredResult) -> tuple[str, MoEShape] | None:
     """The class of an MoE layer's ragged dot, and its shape, that a result's config is; None where it is none of them.
 
@@ -178,10 +171,9 @@ def _moe_problem(result: StoredResult) -> tuple[str, MoEShape] | None:
     """
     c, m = result.config, result.sizes.get("ragged_extent")
     for name, k, n in (("fwd_wi", c.k, c.n), ("dgrad_wi", c.n, c.k), ("wgrad_wi", c.m, c.n)):
-        with contextlib.suppress(TypeError, ValueError):  # no extents of a layer
+        with contextlib.suppress(TypeError, ValueError, NotImplementedError):  # no extents or types of a layer
             shape = MoEShape(m, k, n, c.group_count)  # type: ignore[arg-type]
-            plain = config_of(CLASSES[name], shape, "float32").key()
-            if all(getattr(plain, field) == getattr(c, field) for field in _LAYOUT):
+            if config_of(CLASSES[name], shape, c.type_a).key() == dataclasses.replace(c, beta=0.0):
                 return name, shape
     return None
 

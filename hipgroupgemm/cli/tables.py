@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+
+from hipgroupgemm.measure.text import say
+from hipgroupgemm.tuning.tables import Column, fitting_table
 
 __all__ = ["print_table", "printable"]
 
@@ -30,19 +30,13 @@ def print_table(
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     if title:
-        console.print(Text(printable(title), style="bold"), soft_wrap=True)
-    width = sum(max(map(cell_len, [column, *(row[index] for row in cells)])) + 2 for index, column in enumerate(columns))
-    if width > console.width:
-        for row in cells:
-            short = [f"{column} {cell}" for column, cell in zip(columns[1:], row[1:], strict=True) if cell and column != name]
-            console.print(Text(f"{row[0]}  {'; '.join(short)}"))
-            if name:
-                console.print(Text(f"  {row[columns.index(name)]}"), soft_wrap=True)
+        say(printable(title), "bold", console)
+    table = [Column(column, [row[index] for row in cells], right=column in right) for index, column in enumerate(columns)]
+    if sum(column.width + 2 for column in table) <= console.width:
+        console.print(fitting_table(table, [None] * len(cells), console.width, ""))
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     for row in cells:
-        table.add_row(*map(Text, row))
-    console.print(table)
-    console.print()
+        short = [f"{column} {cell}" for column, cell in zip(columns[1:], row[1:], strict=True) if cell and column != name]
+        console.print(Text(f"{row[0]}  {'; '.join(short)}"))
+        if name:
+            say(f"  {row[columns.index(name)]}", console=console)

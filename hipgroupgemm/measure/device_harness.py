@@ -52,6 +52,23 @@ class CheckKernels:
         self._runtime.launch(self._module.get_function(name), (grid, 1, 1), (THREADS, 1, 1), 0, stream, parameters)
 
 
+class _Handle:
+    """A stream's handle for those that ask for the protocol of cuda.core."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+def cupy_stream(cupy: Any, handle: int, index: int) -> Any:
+    """CuPy's stream over a handle; CuPy 14 has another way to make it and warns of the old one."""
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(_Handle(handle))
+    return cupy.cuda.ExternalStream(handle, index)
+
+
 class DeviceHarness(Harness):
     """Operands in device memory, times by events, results checked by a kernel; see `Harness`.
 
@@ -271,7 +288,7 @@ class DeviceHarness(Harness):
 
             if ("rocm" if cupy.cuda.runtime.is_hip else "cuda") != self.device.kind:
                 return None
-            with cupy.cuda.Device(self._index), cupy.cuda.ExternalStream(self.stream, self._index):
+            with cupy.cuda.Device(self._index), cupy_stream(cupy, self.stream, self._index):
                 made = [cupy.random.standard_normal((_PRODUCT, _PRODUCT), dtype=np.float32).astype(kind) for _ in range(3)]
                 product = min(self.time(lambda: cupy.matmul(made[0], made[1], out=made[2])) for _ in range(13))
                 made.clear()

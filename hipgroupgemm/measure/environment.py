@@ -19,10 +19,13 @@ from hipgroupgemm.runtime import default_device, find_devices, get_runtime
 from hipgroupgemm.runtime.process import available_cores, cpu_model, mapped_libraries
 from hipgroupgemm.version import __version__
 
-__all__ = ["THREADS", "blas_threads", "busy_note", "commit_of", "describe", "device_named", "load_average"]
+__all__ = ["ONE_THREAD", "THREADS", "blas_threads", "busy_note", "commit_of", "describe", "device_named", "load_average"]
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 """Variables by which a user has settled BLAS's threads."""
+
+ONE_THREAD = "BLAS was given one thread"
+"""What a harness says of itself where `blas_threads` took the others away."""
 
 _BLAS = (  # how a library's file name begins, and how its calls for the number of threads are named: "set" or "get" goes into the braces
     ("libscipy_openblas64_", "scipy_openblas_{}_num_threads64_"),

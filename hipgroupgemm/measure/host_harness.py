@@ -15,7 +15,7 @@ import numpy as np
 
 from hipgroupgemm.measure.base import Array, Harness, Memory, OperandSet
 from hipgroupgemm.measure.check import CheckCounts, Products, Sample, check_arrays, differing, digest_of, touched_bytes
-from hipgroupgemm.measure.environment import blas_threads, busy_note, load_average
+from hipgroupgemm.measure.environment import ONE_THREAD, blas_threads, busy_note, load_average
 from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.operands.dtypes import compute_type_of, dtype_of
@@ -43,7 +43,7 @@ class HostHarness(Harness):
         self.note = busy_note(load_average(), available_cores())
         self._settings = contextlib.ExitStack()
         if self.note and self._settings.enter_context(blas_threads(1)):
-            self.note += " BLAS was given one thread for that reason."
+            self.note += f" {ONE_THREAD} for that reason."
 
     def _allocate(self, nbytes: int) -> Memory:
         held = [np.empty(nbytes + 16, np.uint8)]

@@ -112,12 +112,13 @@ def write_text(path: Path, text: str, console: Console | None = None) -> None:
         sys.stdout.flush()
         return
     real = Path(os.path.realpath(path))
-    if real.exists() and not real.is_file():
-        real.write_text(text, encoding="utf-8", newline="")
-    else:
-        try:
+    try:
+        if real.exists() and not real.is_file():
+            real.write_text(text, encoding="utf-8", newline="")
+        else:
             replace_file(real, text.encode(), 0o666)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(error.errno, f"there is no directory {real.parent}; make it first", str(real)) from None
+    except OSError as error:
+        why = f"there is no directory {real.parent}; make it first" if isinstance(error, FileNotFoundError) else error.strerror
+        raise type(error)(error.errno, why or str(error), str(path)) from None
     if console is not None:
         say(f"wrote {path}", console=console)

@@ -395,7 +395,7 @@ def empty(
         torch: Any = sys.modules["torch"]
         kind = _of_torch.get(dtype) or _of_torch.setdefault(dtype, getattr(torch, dtype.name))
         if type(source) is torch.Tensor:  # half the time of torch.empty
-            tensor = source.new_empty(shape, dtype=kind)
+            tensor = source.new_empty(shape) if source.dtype is kind else source.new_empty(shape, dtype=kind)
         else:
             tensor = torch.empty(shape, dtype=kind, device="cpu" if device.kind == "cpu" else f"cuda:{device.index}")
         return tensor, tensor.data_ptr()

@@ -113,6 +113,12 @@ class Comparison(msgspec.Struct):
             found.append(f"Ratios that can't be compared (?), left out of the means: {left_out} of {len(self.pairs)} ({reasons}).")
         return found
 
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that it has, as plain data."""
+        lists = {name: list(map(flat, getattr(self, name))) for name in ("problems", "newly_wrong", "newly_right")}
+        labels = {"base": self.base.label, "other": self.other.label, "warnings": self.warnings, "ratio": self.means}
+        return {**labels, **lists, "new_algorithms": self.new, "missing_algorithms": self.missing}
+
 
 def means_by_class(found: Sequence[tuple[str, float]]) -> dict[str, float]:
     """The geometric means of (class, value): "all", then by class; those of nothing are left out."""
@@ -152,24 +158,12 @@ def compare(base: Sweep, other: Sweep) -> Comparison:
     comparison = Comparison(base, other, same_build)
     before, after = ({record.job.problem: record for record in sweep.records} for sweep in (base, other))
     for problem in dict.fromkeys([*before, *after]):
-        comparison.problems.append(_compare_job(comparison, before.get(problem), after.get(problem)))
+        was, now = before.get(problem), after.get(problem)
+        old, new = (_by_key(record.rows) if record is not None else {} for record in (was, now))
+        comparison.problems.append(_compare_times(was, now, old, new, same_build))
+        if was is not None and now is not None:
+            _compare_rows(comparison, was, now, old, new)
     return comparison
-
-
-def _compare_job(comparison: Comparison, before: Record | None, after: Record | None) -> Pair:
-    pair = Pair((before or after).job)  # type: ignore[union-attr]
-    for side, record in (("base", before), ("other", after)):
-        if record is not None:
-            setattr(pair, side, record.status)
-            if record.best is not None:
-                setattr(pair, f"{side}_winner", f"{record.best.backend} {record.best.name}")
-                setattr(pair, f"{side}_ms", record.best.median_ms)
-    if before is not None and after is not None:
-        old, new = _by_key(before.rows), _by_key(after.rows)
-        _compare_rows(comparison, before, after, old, new)
-        if pair.base_ms and pair.other_ms:
-            _compare_times(pair, comparison.same_build, before, after, old, new)
-    return pair
 
 
 def _compare_rows(comparison: Comparison, before: Record, after: Record, old: _Rows, new: _Rows) -> None:
@@ -187,10 +181,18 @@ def _compare_rows(comparison: Comparison, before: Record, after: Record, old: _R
         comparison.new.update(f"{key[0]} {key[1]}" for key in new if key not in old)
 
 
-def _compare_times(pair: Pair, same_build: bool, before: Record, after: Record, old: _Rows, new: _Rows) -> None:
-    """The ratio of two winners, what it is worth, and what became of the old one."""
-    was, best = before.best, after.best
-    assert was is not None and best is not None and was.median_ms and best.median_ms
+def _compare_times(before: Record | None, after: Record | None, old: _Rows, new: _Rows, same_build: bool) -> Pair:
+    """What came of a problem in both; the ratio of the winners, what it is worth, and what became of the old one."""
+    pair = Pair((before or after).job)  # type: ignore[union-attr]
+    for side, record in (("base", before), ("other", after)):
+        if record is not None:
+            setattr(pair, side, record.status)
+            if record.best is not None:
+                setattr(pair, f"{side}_winner", f"{record.best.backend} {record.best.name}")
+                setattr(pair, f"{side}_ms", record.best.median_ms)
+    was, best = (record.best if record is not None else None for record in (before, after))
+    if before is None or after is None or was is None or best is None or not was.median_ms or not best.median_ms:
+        return pair
     pair.ratio = was.median_ms / best.median_ms
     if was.p10_ms and was.p90_ms and best.p10_ms and best.p90_ms:
         pair.ratio_from, pair.ratio_to = was.p10_ms / best.p90_ms, was.p90_ms / best.p10_ms
@@ -203,14 +205,13 @@ def _compare_times(pair: Pair, same_build: bool, before: Record, after: Record, 
     pair.same_algorithms_ratio = geometric_mean(ratios) if ratios else None
     now = next((new.get(key) for key, row in old.items() if row == was), None)
     pair.changed = now != best
-    if not pair.changed:
-        return
     if now is None:
         pair.old_winner_now = "not among the candidates now"
     elif now.verdict != "ok" or not now.median_ms:
         pair.old_winner_now = f"{now.verdict} now"
-    else:  # times of the same rounds, which tuning's ratios are of, too
+    elif pair.changed:  # times of the same rounds, which tuning's ratios are of, too
         pair.old_winner_now = f"{now.median_ms / best.median_ms:.3g} times the new winner's time"
+    return pair
 
 
 _Rows = dict[tuple[str, str, int], Row]

@@ -92,6 +92,11 @@ class SweepJob(msgspec.Struct, frozen=True):
         return f"{self.model} {self.kind} {self.dtype} {self.distribution}"
 
     @property
+    def full_title(self) -> str:
+        """The class, and `problem_title`."""
+        return f"{self.kind} {self.problem_title}"
+
+    @property
     def problem_title(self) -> str:
         """Shape, element type and distribution: what the classes of a table have in common."""
         label = "" if self.model.count(",") == 3 else f"{self.model}  "

@@ -13,14 +13,14 @@ import msgspec
 from rich.console import Console
 
 from hipgroupgemm.benchmark.plots import write_panels
-from hipgroupgemm.measure.environment import busy_note
+from hipgroupgemm.measure.environment import ONE_THREAD, busy_note
 from hipgroupgemm.measure.text import bytes_text, console_for, csv_text, number_text, say, write_json, write_text
 from hipgroupgemm.sweep.compare import Comparison, Finding, Pair, compare, flat, means_by_class, series_of
 from hipgroupgemm.sweep.plots import comparison_panels, sweep_panels
 from hipgroupgemm.sweep.results import RIGHT, Record, Row, Sweep, identity_text, read_sweep
 from hipgroupgemm.tuning.tables import FEW, WIDE, Column, fitting_table, noise_text
 
-__all__ = ["print_sweep", "report", "verdicts_of", "warnings_of", "write_csv"]
+__all__ = ["counts_text", "print_sweep", "report", "sweep_lines", "warnings_of", "write_csv"]
 
 _MOST = 20  # lines of a list
 
@@ -28,13 +28,9 @@ _MOST = 20  # lines of a list
 # ---- one sweep -----------------------------------------------------------------------------------------------------------------
 
 
-def verdicts_of(record: Record) -> str:
-    """How many candidates got which verdict: "12 ok, 3 pruned"."""
-    return _counts(Counter(row.verdict for row in record.rows))
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
+def counts_text(names: Iterable[str]) -> str:
+    """How many there are of each: "12 ok, 3 pruned"."""
+    return ", ".join(f"{count} {name}" for name, count in Counter(names).items()) or "none"
 
 
 def print_sweep(console: Console, records: Sequence[Record]) -> None:
@@ -43,11 +39,10 @@ def print_sweep(console: Console, records: Sequence[Record]) -> None:
         _print_problem(console, f"{problem} on {device}", list(group))
     notes = []
     for record in records:
-        where = f"{record.job.kind} {record.job.problem_title}"
         if record.reason:
-            notes.append(f"{where}: {'' if record.status == 'ok' else f'{record.status}: '}{record.reason}")
+            notes.append(f"{record.job.full_title}: {'' if record.status == 'ok' else f'{record.status}: '}{record.reason}")
         wrong = [row for row in record.rows if row.verdict not in (*RIGHT, "untimed")]
-        notes += [f"{where}: {row.backend} {row.index} {row.name}: {row.verdict}: {_first_line(row.reason)}" for row in wrong]
+        notes += [f"{record.job.full_title}: {r.backend} {r.index} {r.name}: {r.verdict}: {_first_line(r.reason)}" for r in wrong]
     _print_list(console, notes)
 
 
@@ -67,17 +62,18 @@ def _print_problem(console: Console, title: str, records: Sequence[Record]) -> N
         column("TFLOP/s", lambda best: number_text(best.tflops), 3),
         column("of floor", lambda best: "-" if best.fraction is None else f"{best.fraction:.2g}", 6),
         column("workspace", lambda best: bytes_text(best.workspace_size), 8),
-        Column("candidates", [verdicts_of(record) for record in records], 1, right=False),
+        Column("candidates", [counts_text(row.verdict for row in record.rows) for record in records], 1, right=False),
     ]
     styles = [None if record.best is not None else "red" if record.status in ("ok", "failed") else "dim" for record in records]
     console.print(fitting_table(columns, styles, console.width, title))
 
 
-def warnings_of(records: Iterable[Record]) -> list[str]:
-    """Why times may not be trusted: winners with few timed calls or a wide spread, and others at work before the sweep began."""
-    records = list(records)
+def warnings_of(records: Sequence[Record]) -> list[str]:
+    """Why times may not be trusted: others at work before the sweep began or in it, winners with few timed calls or a wide spread."""
     # a GPU's times hardly depend on the load
     notes = [busy_note(record.load_average, record.cores) for record in records if record.identity.get("kind") == "cpu"]
+    if alone := sum(any(ONE_THREAD in note for note in (record.report or {}).get("notes", ())) for record in records):
+        notes.append(f"{ONE_THREAD} in {alone} of {len(records)} jobs, since others kept the cores busy when they began.")
     best = [record.best for record in records if record.best is not None]
     counts = Counter(noise_text(row.median_ms, row.p10_ms, row.p90_ms, row.samples) for row in best)
     if counts["few"]:
@@ -86,6 +82,12 @@ def warnings_of(records: Iterable[Record]) -> list[str]:
     if counts["wide"]:
         notes.append(f"Winners whose times spread by more than {WIDE:.0%} from p10 to p90: {counts['wide']}; a close win may be chance.")
     return [note for note in dict.fromkeys(notes) if note]
+
+
+def write_csv(path: Path | None, lines: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Lines of plain data as CSV, without the group sizes."""
+    if path is not None:
+        write_text(path, csv_text([{name: value for name, value in line.items() if name != "group_sizes"} for line in lines]), console)
 
 
 def sweep_lines(records: Iterable[Record]) -> list[dict[str, Any]]:
@@ -109,16 +111,10 @@ def sweep_lines(records: Iterable[Record]) -> list[dict[str, Any]]:
     return lines
 
 
-def write_csv(path: Path | None, lines: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Lines of plain data as CSV, without the group sizes."""
-    if path is not None:
-        write_text(path, csv_text([{name: value for name, value in line.items() if name != "group_sizes"} for line in lines]), console)
-
-
 # ---- several -------------------------------------------------------------------------------------------------------------------
 
 
-def report(paths: Sequence[Path], *, csv_path: Path | None = None, json_path: Path | None = None, plots: Sequence[Path] = ()) -> int:
+def report(paths: Sequence[Path], *, csv: Path | None = None, json: Path | None = None, plots: Sequence[Path] = ()) -> int:
     """Compares sweeps with the first of them, or sums up the one; prints, writes the files, and returns the exit status.
 
     That is 1 where something that was right is wrong now, else 0.
@@ -126,7 +122,7 @@ def report(paths: Sequence[Path], *, csv_path: Path | None = None, json_path: Pa
     Raises:
         OSError, ValueError: a file can't be read, is no sweep's, or holds no finished job.
     """
-    console = console_for(csv_path, json_path)
+    console = console_for(csv, json)
     sweeps = [read_sweep(path) for path in paths]
     for sweep in sweeps:
         if sweep.torn:
@@ -140,15 +136,15 @@ def report(paths: Sequence[Path], *, csv_path: Path | None = None, json_path: Pa
     summaries = [_print_summary(console, one) for one in series]
     for comparison in comparisons:
         _print_comparison(console, comparison)
-    data = {"format": "hipgroupgemm report", "version": 2, "series": summaries, "comparisons": list(map(_as_dict, comparisons))}
-    write_json(json_path, data, console)
+    data = {"format": "hipgroupgemm report", "version": 2, "series": summaries, "comparisons": [c.to_dict() for c in comparisons]}
+    write_json(json, data, console)
     lines = [{"base_label": c.base.label, "other_label": c.other.label, **flat(pair)} for c in comparisons for pair in c.problems]
-    write_csv(csv_path, lines or sweep_lines(first), console)
+    write_csv(csv, lines or sweep_lines(first), console)
     notes = [note for one in series for note in (f"{one.label}: {identity_text(one.records[0].identity)}", *warnings_of(one.records))]
     notes += [warning for comparison in comparisons for warning in comparison.warnings]
     panels = comparison_panels(comparisons) if comparisons else sweep_panels(first)
     write_panels(plots, panels, "\n".join(dict.fromkeys(notes)), console)
-    return 1 if any(comparison.newly_wrong for comparison in comparisons) else 0
+    return int(any(comparison.newly_wrong for comparison in comparisons))
 
 
 def _first_line(reason: str) -> str:
@@ -158,7 +154,7 @@ def _first_line(reason: str) -> str:
 def _print_summary(console: Console, sweep: Sweep) -> dict[str, Any]:
     """A sweep in numbers, printed and as plain data."""
     records, first = sweep.records, sweep.records[0]
-    fractions = [(record.job.kind, record.best.fraction) for record in records if record.best is not None and record.best.fraction]
+    winners = [(record.job.kind, record.best) for record in records if record.best is not None]
     facts: dict[str, Any] = {
         "label": sweep.label,
         "file": {"path": str(sweep.path), "jobs_done": sweep.done, "jobs_wanted": sweep.header.jobs},
@@ -166,20 +162,21 @@ def _print_summary(console: Console, sweep: Sweep) -> dict[str, Any]:
         "versions": first.identity.get("versions", {}),
         "jobs": Counter(record.status for record in records),
         "candidates": Counter(row.verdict for record in records for row in record.rows),
-        "winners by backend": Counter(record.best.backend for record in records if record.best is not None),
-        "fraction_of_floor": means_by_class(fractions),
+        "winners by backend": Counter(best.backend for _, best in winners),
+        "fraction_of_floor": means_by_class([(kind, best.fraction) for kind, best in winners if best.fraction]),
         "warnings": warnings_of(records),
     }
     tell = functools.partial(say, console=console)
     tell(sweep.label, "bold")
     tell(f"  {identity_text(first.identity)}")
-    tell("  " + "; ".join(f"{name}: {_counts(facts[name])}" for name in ("jobs", "candidates", "winners by backend")))
+    counts = {name: counts_text(facts[name].elements()) for name in ("jobs", "candidates", "winners by backend")}
+    tell("  " + "; ".join(f"{name}: {text}" for name, text in counts.items()))
     if sweep.done < sweep.header.jobs:
         state = f"{sweep.done} of {sweep.header.jobs} jobs of the file are done"
         tell(f"  {state}; hipgroupgemm sweep --resume {sweep.path} goes on", "yellow")
     for note in facts["warnings"]:
         tell(f"  {note}", "yellow")
-    if fractions:
+    if facts["fraction_of_floor"]:
         means = ", ".join(f"{name} {value:.3g}" for name, value in facts["fraction_of_floor"].items())
         tell(f"  the winners' fraction of the floor, geometric mean: {means}")
     return facts
@@ -187,7 +184,7 @@ def _print_summary(console: Console, sweep: Sweep) -> dict[str, Any]:
 
 def _print_comparison(console: Console, comparison: Comparison) -> None:
     tell = functools.partial(say, console=console)
-    base, other = comparison.base.label, comparison.other.label
+    base, other, means = comparison.base.label, comparison.other.label, comparison.means
     tell(f"\n{other} against {base}", "bold")
     tell("ratio: the old winner's time over the new one's, above 1 it is faster now; from, to: what p10 and p90 make of it;")
     tell("~: it may be noise; ?: it can't be compared, see below")
@@ -195,10 +192,10 @@ def _print_comparison(console: Console, comparison: Comparison) -> None:
         _print_pairs(console, title, list(group))
     for warning in comparison.warnings:
         tell(warning, "yellow")
-    if comparison.means:
-        classes = ", ".join(f"{name} {value:.3f}" for name, value in comparison.means.items() if name != "all")
+    if means:
+        classes = ", ".join(f"{name} {value:.3f}" for name, value in means.items() if name != "all")
         count = sum(not pair.not_comparable for pair, _ in comparison.pairs)
-        tell(f"geometric mean of {count} ratios: {comparison.means['all']:.4g} ({classes})", "bold")
+        tell(f"geometric mean of {count} ratios: {means['all']:.4g} ({classes})", "bold")
     elif not comparison.pairs:
         tell("no problem has a winner in both")
     lists = {
@@ -207,8 +204,8 @@ def _print_comparison(console: Console, comparison: Comparison) -> None:
         "newly right": list(map(_finding, comparison.newly_right)),
         "new algorithms": [f"{name} ({count} problem{'s' * (count > 1)})" for name, count in comparison.new.items()],
         "missing algorithms": [f"{name} ({count} problem{'s' * (count > 1)})" for name, count in comparison.missing.items()],
-        f"only in {base}": [f"{pair.job.kind} {pair.job.problem_title}" for pair in comparison.problems if pair.other is None],
-        f"only in {other}": [f"{pair.job.kind} {pair.job.problem_title}" for pair in comparison.problems if pair.base is None],
+        f"only in {base}": [pair.job.full_title for pair in comparison.problems if pair.other is None],
+        f"only in {other}": [pair.job.full_title for pair in comparison.problems if pair.base is None],
     }
     for title, lines in lists.items():
         _print_list(console, lines, title, "red" if title == "newly wrong" else "")
@@ -245,18 +242,10 @@ def _print_pairs(console: Console, title: str, pairs: Sequence[Pair]) -> None:
 def _change(pair: Pair) -> str:
     noise = ", not comparable" if pair.not_comparable else ", within noise" if pair.within_noise else ""
     names = f"{pair.base_winner} -> {pair.other_winner}"
-    return f"{pair.job.kind} {pair.job.problem_title}: {names}, ratio {pair.ratio:.3f}{noise}; the old one: {pair.old_winner_now}"
+    return f"{pair.job.full_title}: {names}, ratio {pair.ratio:.3f}{noise}; the old one: {pair.old_winner_now}"
 
 
 def _finding(found: Finding) -> str:
     who = f"{found.backend} {found.algorithm}" if found.algorithm else "the job"
     reason = f": {_first_line(found.reason)}" if found.reason else ""
-    return f"{found.job.kind} {found.job.problem_title}: {who}: {found.before} -> {found.after}{reason}"
-
-
-def _as_dict(comparison: Comparison) -> dict[str, Any]:
-    """Everything that a comparison has, as plain data."""
-    lists = {name: list(map(flat, getattr(comparison, name))) for name in ("problems", "newly_wrong", "newly_right")}
-    labels = {"base": comparison.base.label, "other": comparison.other.label}
-    algorithms = {"new_algorithms": comparison.new, "missing_algorithms": comparison.missing}
-    return {**labels, "warnings": comparison.warnings, "ratio": comparison.means, **lists, **algorithms}
+    return f"{found.job.full_title}: {who}: {found.before} -> {found.after}{reason}"

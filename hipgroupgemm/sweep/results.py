@@ -164,6 +164,9 @@ class SweepFile:
         path: an existing sweep's file, which `sweep` then has; with a header a new one, standard output, or a pipe.
         header: of a new sweep. overwrite: whether it may replace what is there.
 
+    Attributes:
+        written: whether anything was written.
+
     Raises:
         RequestError: there is something already. RuntimeError: another sweep is writing to it. ValueError: see `read_sweep`.
     """
@@ -171,6 +174,7 @@ class SweepFile:
     sweep: Sweep
 
     def __init__(self, path: Path, header: Header | None = None, *, overwrite: bool = False) -> None:
+        self.written = False
         self._file: BinaryIO
         self._end: int | None = None  # where what is left of a killed sweep's last line begins
         if path == STDOUT or (path.exists() and not path.is_file()):
@@ -190,14 +194,19 @@ class SweepFile:
             self.close()
             raise
 
-    def append(self, value: Header | Record) -> None:
-        """Adds a line and waits until it is on the disk."""
+    def mend(self) -> None:
+        """Removes the part of a line at the end."""
         if self._end is not None:
             self._file.seek(self._end)
             self._file.truncate()
-            self._end = None
+            self._end, self.written = None, True
+
+    def append(self, value: Header | Record) -> None:
+        """Adds a line and waits until it is on the disk."""
+        self.mend()
         self._file.write(json.dumps(msgspec.to_builtins(value)).encode() + b"\n")  # json has an escape for all that a reason may hold
         self._file.flush()
+        self.written = True
         with contextlib.suppress(OSError):  # a pipe
             os.fsync(self._file.fileno())
 

@@ -19,11 +19,11 @@ from hipgroupgemm.benchmark.plots import write_panels
 from hipgroupgemm.measure.environment import describe, load_average
 from hipgroupgemm.measure.text import STDOUT, console_for, number_text, progress, say
 from hipgroupgemm.operands.views import CPU
-from hipgroupgemm.processes import Worker, WorkerDied, WorkerTimedOut, available_cores
+from hipgroupgemm.processes import Worker, WorkerTimedOut, available_cores
 from hipgroupgemm.store.store import default_store
 from hipgroupgemm.sweep.jobs import RequestError, SweepJob, SweepRequest, plan_jobs
 from hipgroupgemm.sweep.plots import sweep_panels
-from hipgroupgemm.sweep.report import print_sweep, sweep_lines, verdicts_of, warnings_of, write_csv
+from hipgroupgemm.sweep.report import counts_text, print_sweep, sweep_lines, warnings_of, write_csv
 from hipgroupgemm.sweep.results import BAD, DONE, Header, Record, SweepFile, check_free, identity_text, kind_of
 from hipgroupgemm.tuning.keep import keep
 from hipgroupgemm.tuning.report import TuningReport
@@ -53,7 +53,7 @@ class Outputs:
 def run_sweep(request: SweepRequest, outputs: Outputs) -> int:
     """Runs a sweep for a person at a terminal, with progress on stderr, and returns the exit status.
 
-    That is 1 when a candidate is not right, a job failed or a backend that was named ran nothing; 130 after Ctrl-C; else 0.
+    That is 1 when a candidate is not right, a job failed, or a backend or algorithm that was named ran nothing; 130 after Ctrl-C; else 0.
 
     Raises:
         RequestError: nothing was run, no file was touched. ValueError, RuntimeError, OSError: a file can't be written.
@@ -123,8 +123,7 @@ class _Run:
     """One start of a sweep."""
 
     def __init__(self, request: SweepRequest, outputs: Outputs, file: SweepFile | None, devices: Sequence[str]) -> None:
-        self.request, self.outputs, self.file = request, outputs, file
-        self.settings = request.settings()
+        self.request, self.outputs, self.file, self.settings = request, outputs, file, request.settings()
         self.devices = [_Device(name) for name in dict.fromkeys(devices)]
         self.jobs: list[tuple[SweepJob, str]] = []
         self.results: dict[tuple[SweepJob, str], Record] = {}
@@ -144,8 +143,8 @@ class _Run:
         everyone, pool = list(self.devices), ThreadPoolExecutor(len(self.devices))
         try:
             self._prepare(list(pool.map(_Device.start, self.devices)))
-            self.done = len(self.jobs) - sum(map(len, self.waiting.values()))
-            self.kept, self.begun = self.done, time.monotonic()
+            self.done = self.kept = len(self.jobs) - sum(map(len, self.waiting.values()))
+            self.begun = time.monotonic()
             self.bar = self.bars.add_task("all jobs", total=len(self.jobs), completed=self.done)
             with self.bars:
                 done, _ = wait([pool.submit(self._serve, device) for device in everyone], return_when=FIRST_EXCEPTION)
@@ -183,38 +182,22 @@ class _Run:
         for job, kind in self.jobs:
             if (job, kind) not in self.results or self.results[job, kind].status not in DONE:
                 self.waiting[kind].append(job)
-        self._check_names()
-        if old is not None:
+        if old is not None and self.file is not None:
             absent = sum(len(jobs) for kind, jobs in self.waiting.items() if kind not in {device.kind for device in self.devices})
+            torn = "it ended in the middle of " + ("another, which is run again" if self.waiting else "a line, which is removed")
             failed = len(old.results) - old.done
             notes = [
                 f"{path}: {old.done} of {len(self.jobs)} jobs are done",
-                "it ended in the middle of another, which is run again" if old.torn else "",
+                torn if old.torn else "",
                 f"failed, and run again: {failed}" if failed else "",
                 f"left to devices that were not named now: {absent}" if absent else "",
             ]
             say("; ".join(filter(None, notes)))
+            if old.torn:
+                self.file.mend()
         elif path is not None:
             header = Header(request=self.request, devices=here, jobs=len(self.jobs), machine=describe(CPU), started=_now())
             self.file = SweepFile(path, header, overwrite=self.outputs.overwrite)
-
-    def _check_names(self) -> None:
-        """Names of algorithms that no job has anywhere are an error before anything is run."""
-        wanted, known = self.settings["algorithms"], set[str]()
-        if isinstance(wanted, str) or not any(self.waiting.values()):
-            return
-        for device in {device.kind: device for device in self.devices}.values():
-            try:
-                known |= device.call("known_names", list(self.waiting[device.kind]), self.settings)
-            except (WorkerDied, WorkerTimedOut):  # listing took the process down: the jobs will tell
-                known |= set(wanted)
-                device.start()
-        unknown = [name for name in wanted if name not in known]
-        if unknown:
-            raise RequestError(
-                f"--algorithms {','.join(unknown)}: no backend has {'that' if len(unknown) == 1 else 'those'} for any of these problems "
-                "and devices; hipgroupgemm list --shape M,K,N,E --device DEVICE prints the names there are"
-            )
 
     def _serve(self, device: _Device) -> None:
         """Gives a device jobs of its kind until there are no more, or it is gone. Devices that are alike share theirs."""
@@ -239,36 +222,34 @@ class _Run:
             while queue and all(other.kind != device.kind for other in self.devices):
                 self._keep(Record(queue.popleft(), device.name, device.identity, "failed", f"{device.name} is gone: {gone}"), device)
 
+    def _progress(self, title: str, told: tuple[str, int, int]) -> None:
+        self.bars.update(self.bar, description=f"{title}: {told[0]} {told[1]}/{told[2]}; all jobs")
+
     def _keep(self, record: Record, device: _Device) -> None:
-        """Takes in a result; it is in the store and on the disk before the device's next job begins."""
+        """Takes in a result; it is in the store and on the disk before the device's next job begins.
+
+        The bar moves on; a line stays of a job that did not end well, and of each where there is no terminal.
+        """
         with self.lock:
             if self.stopped:
                 return
             record.load_average, record.cores, record.finished = self.load, available_cores(), _now()
-            if self.outputs.store and record.report is not None:
-                record.stored = keep(TuningReport.from_dict(record.report))
-                self.stored += record.stored
+            record.stored = self.outputs.store and record.report is not None and keep(TuningReport.from_dict(record.report))
+            self.stored += record.stored
             self.results[record.job, device.kind] = record
             if self.file is not None:
                 self.file.append(record)
-            self._tell(record)
-
-    def _progress(self, title: str, told: tuple[str, int, int]) -> None:
-        self.bars.update(self.bar, description=f"{title}: {told[0]} {told[1]}/{told[2]}; all jobs")
-
-    def _tell(self, record: Record) -> None:
-        """The bar moves on; a line stays of a job that did not end well, and of each where there is no terminal."""
-        self.done += 1
-        self.bars.update(self.bar, completed=self.done)
-        best, text = record.best, f"{record.status}: {record.reason}"
-        if record.status == "ok":
-            winner = "no winner" if best is None else f"{best.backend} {best.name} {number_text(best.median_ms)} ms"
-            text = f"{winner} ({verdicts_of(record)})"
-        seconds = (time.monotonic() - self.begun) / (self.done - self.kept) * (len(self.jobs) - self.done)
-        left = datetime.timedelta(seconds=round(seconds))
-        if not self.console.is_terminal or record.status == "failed":
-            rest = f"; about {left} left" if left else ""
-            say(f"[{self.done}/{len(self.jobs)}] {record.device} {record.job.title}: {text}{rest}", console=self.console)
+            self.done += 1
+            self.bars.update(self.bar, completed=self.done)
+            if self.console.is_terminal and record.status != "failed":
+                return
+            best, text = record.best, f"{record.status}: {record.reason}"
+            if record.status == "ok":
+                winner = "no winner" if best is None else f"{best.backend} {best.name} {number_text(best.median_ms)} ms"
+                text = f"{winner} ({counts_text(row.verdict for row in record.rows)})"
+            seconds = (time.monotonic() - self.begun) / (self.done - self.kept) * (len(self.jobs) - self.done)
+            left = f"; about {datetime.timedelta(seconds=round(seconds))} left" if round(seconds) else ""
+            say(f"[{self.done}/{len(self.jobs)}] {record.device} {record.job.title}: {text}{left}", console=self.console)
 
     def _finish(self) -> int:
         """Tables, files, what is left; the exit status."""
@@ -280,21 +261,27 @@ class _Run:
         for warning in warnings:
             say(warning, "yellow", console)
         write_csv(self.outputs.csv, sweep_lines(records), console)
-        notes = [*(identity_text(record.identity) for record in records), *warnings]
-        write_panels(self.outputs.plots, sweep_panels(records), "\n".join(dict.fromkeys(notes)), console)
-        if path is not None:
+        notes = dict.fromkeys([*(identity_text(record.identity) for record in records), *warnings])
+        write_panels(self.outputs.plots, sweep_panels(records), "\n".join(notes), console)
+        if path is not None and self.file is not None and self.file.written:
             say(f"wrote {path}", console=console)
         if self.stored:
             say(f"Jobs whose results went to the tuning store: {self.stored}, in {default_store().directory}", console=console)
-        bad = sum(row.verdict in BAD for record in records for row in record.rows)
-        failed = sum(record.status == "failed" for record in records)
+        rows = [row for record in records for row in record.rows]
+        bad, failed = sum(row.verdict in BAD for row in rows), sum(record.status == "failed" for record in records)
         if bad or failed:
             say(f"Candidates that are not right: {bad}; jobs that failed: {failed}; see above.", "bold red", console)
         if self.interrupted:
             how = "" if path is None else f"; go on with hipgroupgemm sweep --resume {path}"
             say(f"Stopped. Jobs kept: {len(records)}, left: {len(self.jobs) - len(records)}{how}.", "bold", console)
-        idle = set(self.request.backends or ()) - {row.backend for record in records for row in record.rows}
-        return 1 if bad or failed else INTERRUPTED if self.interrupted else int(bool(idle))
+            return 1 if bad or failed else INTERRUPTED
+        named = self.request.algorithms
+        unknown = set() if isinstance(named, str) else set(named) - {row.name for row in rows}
+        if unknown:
+            where = "hipgroupgemm list --shape M,K,N,E --device DEVICE prints the names there are"
+            say(f"Algorithms that no backend has for any of these problems: {', '.join(sorted(unknown))}; {where}.", "bold red", console)
+        idle = set(self.request.backends or ()) - {row.backend for row in rows}
+        return int(bool(bad or failed or idle or unknown))
 
 
 def _now() -> str:

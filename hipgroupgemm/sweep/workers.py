@@ -17,7 +17,7 @@ from hipgroupgemm.sweep.results import Record
 from hipgroupgemm.tuning.engine import tune
 from hipgroupgemm.tuning.session import NO_MEMORY
 
-__all__ = ["algorithm_names", "device_identity", "known_names", "run_job"]
+__all__ = ["algorithm_names", "device_identity", "run_job"]
 
 _PACE = 0.1
 """Seconds between two messages about progress, at least."""
@@ -36,38 +36,29 @@ def algorithm_names(job: SweepJob, device: Device, backends: Sequence[str], max_
 
 
 def _fitting(job: SweepJob, device: Device, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The settings with those of the named backends and algorithms that a job has, {} where it has none, and why others are left out."""
+    """The settings with those of the named backends and algorithms that a job has, and why others are left out.
+
+    Lists are for all jobs, and not each of them has them all. Raises NotImplementedError where it has none.
+    """
     backends, names = settings.get("backends"), settings["algorithms"]
     if backends is None and isinstance(names, str):
         return settings, ""
     usable, refusals = [], []
-    for name in backend_names() if backends is None else backends:
+    for name in backends or backend_names():
         try:
             select_backend(job.config, device, name)
             usable.append(name)
         except NotImplementedError as error:
             refusals.append(_text(error))
-    if usable and not isinstance(names, str):  # a list for all jobs, not each of them has them all
+    reasons = "; ".join(refusals)
+    if not usable:
+        raise NotImplementedError(reasons)
+    if not isinstance(names, str):
         there = algorithm_names(job, device, usable, settings.get("max_workspace_size"))
-        if there.isdisjoint(names):
-            return {}, f"no backend has {', '.join(map(repr, names))} for this problem"
         names = [name for name in names if name in there]
-    if backends is None and usable:
-        return {**settings, "algorithms": names}, ""
-    return {**settings, "algorithms": names, "backends": usable} if usable else {}, "; ".join(refusals)
-
-
-def known_names(device: str, jobs: Sequence[SweepJob], settings: dict[str, Any]) -> set[str]:
-    """Those of the named algorithms that one of the jobs has on this device; all of them where that can't be told."""
-    wanted, found = set(settings["algorithms"]), set[str]()
-    for job in jobs:
-        if found >= wanted:
-            break
-        try:
-            found |= set(_fitting(job, Device.of(device), settings)[0].get("algorithms", ()))
-        except Exception:  # a broken backend is a row of the sweep
-            return wanted
-    return found
+        if not names:
+            raise NotImplementedError(f"no backend has {', '.join(map(repr, settings['algorithms']))} for this problem")
+    return {**settings, "algorithms": names, **({} if backends is None else {"backends": usable})}, reasons if backends else ""
 
 
 def run_job(device: str, identity: dict[str, Any], job: SweepJob, settings: dict[str, Any]) -> Record:
@@ -82,13 +73,11 @@ def run_job(device: str, identity: dict[str, Any], job: SweepJob, settings: dict
 
     record = Record(job, device, identity, "refused")
     try:
-        fitting, record.reason = _fitting(job, Device.of(device), settings)
-        if not fitting:
-            return record
+        settings, record.reason = _fitting(job, Device.of(device), settings)
         if job.group_sizes is not None and job.distribution in DISTRIBUTIONS:
-            fitting = {**fitting, "origin": job.distribution}  # a file's sizes are real ones
+            settings = {**settings, "origin": job.distribution}  # a file's sizes are real ones
         samples = None if job.group_sizes is None else [list(sizes) for sizes in job.group_sizes]
-        report = tune(job.config, Device.of(device), samples, progress=progress, **fitting)
+        report = tune(job.config, Device.of(device), samples, progress=progress, **settings)
         record.status, record.report = "ok", report.to_dict()
         best = None if report.best is None else report.best.algorithm.key
         record.best = next((row for row in record.rows if (row.backend, row.index, row.name) == best), None)

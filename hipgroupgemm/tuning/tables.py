@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.table import Table
+from rich.text import Text
 
 __all__ = ["FEW", "WIDE", "Column", "fitting_table", "noise_text", "printable", "shorten"]
 
@@ -54,7 +55,7 @@ def fitting_table(columns: Sequence[Column], styles: Sequence[str | None], width
         table.add_column(column.title, justify="right" if column.right else "left", no_wrap=not column.name, overflow="fold")
     cells = [shorten(column.cells, room) if column.name else column.cells for column in shown]
     for row, style in zip(zip(*cells, strict=True), styles, strict=True):
-        table.add_row(*row, style=style)
+        table.add_row(*map(Text, row), style=style)  # names are no markup
     return table
 
 

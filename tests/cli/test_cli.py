@@ -94,6 +94,39 @@ choosy = pytest.mark.parametrize("backend", [Choosy], indirect=True)
 # ---- the group -------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("command", ["--help", "list --models", "list --shape 9,8,7,6 --device cpu --json", "doctor --json", "store path"])
+def test_a_full_disk_is_an_error_and_no_traceback(command: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hipgroupgemm", *command.split()], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "Error: standard output: No space left on device\n"
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_file_on_a_full_disk_is_named() -> None:
+    done = bench(*SHAPE, "--class", "fwd_wi", "--csv", "/dev/full")
+    assert done.exit_code == 1 and "No space left on device: '/dev/full'" in done.output
+
+
+@pytest.mark.usefixtures("fast")
+def test_all_classes_are_all() -> None:
+    for line in (["bench", *QUICK, "--baseline", "none"], ["list", "--device", "cpu"], ["sweep", "--device", "cpu", "--no-store"]):
+        done = invoke(*line, *SHAPE, "--class", "all")
+        assert done.exit_code == 0, done.output
+        assert all(name in done.output for name in CLASSES)
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_refusal_is_said_once() -> None:
+    done = bench(*SHAPE, "--shape", "24,8,6,2", "--backend", "triton", "--baseline", "none")
+    assert done.exit_code == 1
+    (line,) = [line for line in done.output.splitlines() if "runs on GPUs" in line]
+    classes = ", ".join(CLASSES)
+    assert line == f"triton, 48,12,10,4 {classes}; 24,8,6,2 {classes}: refused: runs on GPUs, not on cpu"
+
+
 def test_version_and_help() -> None:
     assert invoke("--version").output == f"hipgroupgemm {hipgroupgemm.__version__}\n"
     text = invoke("--help").output
@@ -288,7 +321,7 @@ def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path) -> N
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = bench(*SHAPE, "--plot", str(tmp_path / "a.png"))
     assert result.exit_code == 2
-    assert "hipgroupgemm[bench]" in words(result.output)
+    assert "pip install matplotlib" in words(result.output)
 
 
 def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,7 +264,7 @@ default_store().results(); default_store().export(); default_store().remove(lamb
 with hgg.GroupedMatmulPlan(config_of(), device="cpu") as plan:
     plan.explain()
     assert plan.autotune(repetitions=1, isolate=False).best is not None
-store_state().describe()
+store_state()
 """
     root = Path(hgg.__file__).parent.parent
     environment = {

@@ -2,7 +2,7 @@
 
 What it does is said by the environment variable SWEEP_DOUBLE, JSON: {"seconds": of a job, "version": of the backend, "scale": of times,
 "verdicts": {algorithm: verdict}, "names": [algorithms], "only": {n: [algorithms besides]},
-"samples": timed calls, "spread": added to p90, "ceilings": scale of the device's,
+"samples": timed calls, "spread": added to p90, "ceilings": scale of the device's, "notes": [texts],
 and for problems by their n: "refuse", "memory", "raise", "die", "lose": [n, ...]}.
 A lost device stays lost while the file "lost" exists.
 """
@@ -79,7 +79,8 @@ def tune(config: Any, device: Any, group_sizes: Any = None, *, progress: Any, **
     for step in range(4):
         progress(types.SimpleNamespace(phase="time", done=step, total=4, row=None))
         time.sleep(float(o.get("seconds", 0)) / 4)
-    names = o.get("names", NAMES)
+    asked = settings["algorithms"]
+    names = o.get("names", NAMES) if isinstance(asked, str) else asked
     ceilings = {"flops": 1e9 * float(o.get("ceilings", 1)), "bandwidth": 1e9, "how": "by the stand-in"}
     return TuningReport(
         roofline=ceilings,
@@ -90,6 +91,7 @@ def tune(config: Any, device: Any, group_sizes: Any = None, *, progress: Any, **
         ragged_extent=config.ragged_extent,
         size_samples=group_sizes or [[1]],
         size_class="balanced",
+        notes=o.get("notes", []),
         origin=settings.get("origin") or ("seed" if group_sizes is None else "user"),
         seed=settings["seed"],
         started="2026-01-01T00:00:00+00:00",
@@ -116,10 +118,6 @@ def _workers() -> Any:
 
 def device_identity(*arguments: Any) -> Any:
     return _workers().device_identity(*arguments)
-
-
-def known_names(*arguments: Any) -> Any:
-    return _workers().known_names(*arguments)
 
 
 def run_job(*arguments: Any) -> Any:

@@ -59,11 +59,6 @@ def device_identity(*arguments: Any) -> Any:
     return workers.device_identity(*arguments)
 
 
-def known_names(*arguments: Any) -> Any:
-    _register()
-    return workers.known_names(*arguments)
-
-
 def run_job(*arguments: Any) -> Any:
     _register()
     return workers.run_job(*arguments)

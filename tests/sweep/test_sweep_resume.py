@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from hipgroupgemm.cli import cli
+from hipgroupgemm.measure.environment import ONE_THREAD
 from hipgroupgemm.measure.workloads import MoEShape
 from hipgroupgemm.operands.views import CPU
 from hipgroupgemm.sweep import running, workers
@@ -332,6 +333,18 @@ def test_a_finished_sweep_has_nothing_left(tmp_path, whole, log) -> None:
     assert (log(), whole.read_bytes()) == ([], before)
 
 
+def test_a_torn_line_behind_a_finished_sweep_is_removed_and_no_rerun_is_claimed(whole, log) -> None:
+    before = whole.read_bytes()
+    whole.write_bytes(before + b'{"job": {"class": "fw')
+    done = sweep("--resume", whole)
+    assert done.exit_code == 0
+    assert "18 of 18 jobs are done; it ended in the middle of a line, which is removed" in words(done)
+    assert "run again" not in words(done)
+    assert f"wrote {whole}" in done.output
+    assert (log(), whole.read_bytes()) == ([], before)
+    assert f"wrote {whole}" not in sweep("--resume", whole).output
+
+
 def test_failures_are_run_again(whole, log) -> None:
     part_of(whole, 5)
     log(**{"raise": [13]})
@@ -450,14 +463,16 @@ def test_a_process_that_ended_for_want_of_work_is_replaced() -> None:
 # ---- names of algorithms ---------------------------------------------------------------------------------------------------------
 
 
-def test_names_that_no_algorithm_has_are_an_error_before_anything_runs(tmp_path, log) -> None:
+def test_names_that_no_algorithm_has_are_said_and_make_the_status_1(tmp_path, log) -> None:
     path = tmp_path / "s.jsonl"
     done = sweep(*TWO, "--devices", "cpu", "--algorithms", "tile_64,nope", "--json", path)
-    assert done.exit_code == 2
-    assert "--algorithms nope: no backend has that" in words(done)
-    assert "hipgroupgemm list" in words(done)
-    assert log() == []
-    assert not path.exists()
+    assert done.exit_code == 1
+    assert "Algorithms that no backend has for any of these problems: nope; hipgroupgemm list" in words(done)
+    assert [(r.status, r.best.name) for r in read_sweep(path).records] == [("ok", "tile_64")] * 2
+    done = sweep(*TWO, "--devices", "cpu", "--algorithms", "nope")
+    assert done.exit_code == 1
+    assert "no backend has 'nope' for this problem" in words(done)
+    assert len(log()) == 2
 
 
 def test_names_that_some_problems_have_are_for_those(tmp_path, log) -> None:
@@ -474,7 +489,7 @@ def test_the_reference_backends_names_are_known(monkeypatch) -> None:
     (name,) = workers.algorithm_names(plan_jobs(REQUEST, "cpu")[0], CPU, ["reference"])
     monkeypatch.setattr(running, "WORKERS", "hipgroupgemm.sweep.workers")
     assert sweep(*TWO, "--devices", "cpu", "--algorithms", name).exit_code == 0
-    assert sweep(*TWO, "--devices", "cpu", "--algorithms", "nope").exit_code == 2
+    assert sweep(*TWO, "--devices", "cpu", "--algorithms", "nope").exit_code == 1
 
 
 # ---- noise -----------------------------------------------------------------------------------------------------------------------
@@ -493,5 +508,10 @@ def test_what_makes_times_doubtful_is_said(double, tmp_path, monkeypatch) -> Non
     done = sweep(*TWO, "--devices", "cpu")
     assert "Winners with fewer than 5 timed calls: 2" in words(done)
     assert "load average" not in done.output
+    double(notes=[f"The load average was 9.0. {ONE_THREAD} for that reason."])
+    path.unlink()
+    done = sweep(*TWO, "--devices", "cpu", "--json", path)
+    assert "BLAS was given one thread in 2 of 2 jobs" in words(done)
+    assert "BLAS was given one thread in 2 of 2 jobs" in words(CliRunner().invoke(cli, ["report", str(path)]))
     double(spread=0.5)
     assert "spread by more than 20% from p10 to p90: 2" in words(sweep(*TWO, "--devices", "cpu"))
