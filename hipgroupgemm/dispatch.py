@@ -8,10 +8,11 @@ other, or with a stream, a workspace or a check of their own, are parsed each ti
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
@@ -23,11 +24,13 @@ from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.device_array import order_streams
 from hipgroupgemm.operands.dtypes import DTYPES
+from hipgroupgemm.operands.exchange import exchange_reader
 from hipgroupgemm.operands.views import ArrayView, numpy_view, packed_strides
 from hipgroupgemm.problem.canonicalize import GroupCount, Problem, check_host_values
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
 from hipgroupgemm.problem.parse import ARRAYS, Call, parse
 from hipgroupgemm.runtime import get_runtime
+from hipgroupgemm.runtime.forks import new_rlock
 
 __all__ = ["CallCache", "Plan", "PlanCache", "PreparedCall", "run", "take_output"]
 
@@ -278,7 +281,7 @@ def _capturing(call: Call) -> bool:
 
 # ---- reading arrays directly -------------------------------------------------------------------------------------------------
 
-_Read = tuple["tuple[Hashable, ...]", "dict[str, int]", int]
+_Read = tuple["Hashable", "dict[str, int]", int]
 _Reader = Callable[["dict[str, Any]", Any], "_Read | None"]
 
 
@@ -334,37 +337,50 @@ def _read_cupy(arguments: dict[str, Any], kind: Any) -> _Read | None:
     return tuple(layouts), pointers, arrays.current_cupy_stream(arguments["lhs"].data.device_id)
 
 
-def _read_torch(arguments: dict[str, Any], kind: Any) -> _Read | None:
-    if arrays.torch_transforming():
-        return None
+def _torch_reader(types: tuple[type, ...]) -> _Reader:
+    """Reads plain tensors and parameters, where no transformation and no recording of gradients may miss the call."""
+    torch: Any = sys.modules["torch"]
+    recording, read = torch.is_grad_enabled, exchange_reader(types, _ROLES) or functools.partial(_read_tensors, types)
+    transforming = arrays.torch_transforming
+    return lambda arguments, _: None if transforming() else read(_operands_of(arguments), recording())
+
+
+def _read_tensors(types: tuple[type, ...], tensors: tuple[Any, ...], recording: bool) -> _Read | None:
+    """What `exchange_reader` reads, from Python."""
     layouts: list[Hashable] = []
     pointers = {}
-    index = arguments["lhs"].get_device()
     try:
-        for name, role in _ROLES_OF_ARRAYS:
-            tensor = arguments[name]
+        for role, tensor in zip(_ROLES, tensors, strict=True):
             if tensor is None:
                 layouts.append(None)
-            elif type(tensor) is kind and not (tensor.requires_grad or tensor.is_neg()):
+            elif type(tensor) in types and not (recording and tensor.requires_grad) and not tensor.is_neg():
                 pointer = pointers[role] = tensor.data_ptr()
                 layouts += (pointer & 15, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
             else:
                 return None
+        index = tensors[0].get_device()
     except RuntimeError:  # a sparse or nested tensor has no address or no strides
         return None
     return tuple(layouts), pointers, 0 if index < 0 else arrays.current_torch_stream(index)
 
 
-_ROLES_OF_ARRAYS = tuple((name, "group_sizes" if name == "offs" else name) for name in ARRAYS)
+_ROLES = tuple("group_sizes" if name == "offs" else name for name in ARRAYS)
+_ROLES_OF_ARRAYS = tuple(zip(ARRAYS, _ROLES, strict=True))
+_operands_of: Callable[[dict[str, Any]], tuple[Any, ...]] = operator.itemgetter(*ARRAYS)
 _readers: dict[type, _Reader | None] = {}
+
+
+def _torch_types() -> tuple[type, ...]:
+    torch: Any = sys.modules.get("torch")
+    return () if not hasattr(torch, "nn") else (torch.Tensor, torch.nn.Parameter)
 
 
 def _choose_reader(kind: type) -> _Reader | None:
     found: _Reader | None = _read_numpy if kind is np.ndarray else None
     if kind is getattr(sys.modules.get("cupy"), "ndarray", None):
         found = _read_cupy
-    elif kind is getattr(sys.modules.get("torch"), "Tensor", None):
-        found = _read_torch
+    elif kind in (types := _torch_types()):
+        found = _torch_reader(types)
         _PLAIN.add(sys.modules["torch"].dtype)
     if len(_readers) >= _MOST_READERS:  # a caller that makes classes without end
         _readers.clear()
@@ -385,7 +401,7 @@ class PlanCache(Generic[_P]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._version = selection.version
         self._plans: dict[Hashable, _P] = {}
         _caches.add(self)
@@ -437,7 +453,6 @@ class PlanCache(Generic[_P]):
 
     def forget(self) -> None:
         """Drops everything without touching a device: for a forked child, which has none."""
-        self._lock = threading.RLock()
         self._plans = {}
 
 

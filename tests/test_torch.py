@@ -19,6 +19,8 @@ from generators import (
 )
 
 import hipgroupgemm as hgg
+from hipgroupgemm import dispatch
+from hipgroupgemm.operands.exchange import exchange_reader
 
 pytestmark = pytest.mark.torch
 torch = None
@@ -428,3 +430,66 @@ def test_results_are_tensors_whoever_called_before():
     for _ in range(3):
         assert isinstance(hgg.ragged_dot(*arrays), np.ndarray)
         assert isinstance(hgg.ragged_dot(lhs, rhs, sizes), torch.Tensor)
+
+
+def exchange():
+    reader = exchange_reader((torch.Tensor, torch.nn.Parameter), ("lhs", "rhs"))
+    assert reader is not None  # torch here has the API, and there is a compiler
+    return reader
+
+
+def test_the_exchange_reader_tells_layouts_apart_and_finds_addresses():
+    read = exchange()
+    base = torch.arange(4096, dtype=torch.float32)
+    weight = torch.nn.Parameter(torch.ones(3, 5))
+    layouts = [
+        base[:12].view(3, 4), base[:12].view(4, 3), base[:12].view(3, 4).t(), base[:12], base[1:13].view(3, 4), base[4:16].view(3, 4),
+        base[:12].view(torch.int32).view(3, 4), base[:6].view(torch.float16).view(3, 4), base[:6].view(torch.bfloat16).view(3, 4),
+        base[:24:2].view(3, 4), base[:12].view(1, 3, 4), base[0], weight.detach(),
+    ]  # fmt: skip
+    keys = {}
+    for number, tensor in enumerate(layouts):
+        key, addresses, stream = read((tensor, None), True)
+        assert addresses == {"lhs": tensor.data_ptr()} and stream == 0
+        again, _, _ = read((tensor.clone(memory_format=torch.preserve_format), None), True)
+        if tensor.data_ptr() % 16 == 0 and tensor.is_contiguous():
+            assert again == key
+        keys[key] = number
+    assert len(keys) == len(layouts) - 1  # base[4:16] lies as base[:12] does
+    first, second = read((base, weight), False), read((weight, base), False)
+    assert first[1] == {"lhs": base.data_ptr(), "rhs": weight.data_ptr()}
+    assert second[0] != first[0] and read((None, base), False)[0] != read((base, None), False)[0]
+
+
+def test_the_exchange_reader_leaves_what_it_must_not_read():
+    read = exchange()
+    plain, weight = torch.ones(3, 4), torch.nn.Parameter(torch.ones(3, 4))
+    assert read((plain, weight), True) is None and read((plain, weight), False) is not None
+    negative = torch.view_as_complex(torch.ones(3, 2)).conj().imag
+    assert negative.is_neg()
+    freed = torch.ones(5)
+    freed.untyped_storage().resize_(0)
+    nine = torch.ones((1,) * 9)
+    for tensor in (negative, freed, plain.to_sparse(), plain.to("meta"), torch.ones(0, 4), np.ones(3), nine, "text"):
+        assert read((plain, tensor), False) is None and read((tensor, plain), False) is None
+    assert read((plain, plain), True) is not None  # no error is left behind
+
+
+def test_parameters_are_warm_where_no_gradient_is_recorded(monkeypatch):
+    lhs, weight, sizes = torch.ones(6, 4), torch.nn.Parameter(torch.ones(2, 4, 3)), torch.tensor([4, 2])
+    with torch.no_grad():
+        wanted = hgg.ragged_dot(lhs, weight, sizes)
+        monkeypatch.setattr("hipgroupgemm.dispatch.parse", None)  # a warm call is not parsed
+        assert torch.equal(hgg.ragged_dot(lhs.clone(), weight, sizes.clone()), wanted)
+    monkeypatch.undo()
+    with pytest.raises(NotImplementedError, match="requires grad"):
+        hgg.ragged_dot(lhs, weight, sizes)
+
+
+def test_without_the_exchange_calls_are_read_from_python(monkeypatch):
+    monkeypatch.setattr(dispatch, "exchange_reader", lambda *_: None)
+    monkeypatch.setattr(dispatch, "_readers", {})
+    lhs, weight, sizes = torch.ones(6, 4), torch.ones(2, 4, 3), torch.tensor([4, 2])
+    wanted = hgg.ragged_dot(lhs, weight, sizes)
+    monkeypatch.setattr(dispatch, "parse", None)
+    assert torch.equal(hgg.ragged_dot(lhs.clone(), weight, sizes.clone()), wanted)

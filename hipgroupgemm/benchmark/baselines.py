@@ -17,6 +17,7 @@ import numpy as np
 
 from hipgroupgemm.backends.base import Arguments, Executable
 from hipgroupgemm.config import RaggedDotMode
+from hipgroupgemm.measure.device_harness import cupy_stream
 from hipgroupgemm.measure.verify import Verifier
 from hipgroupgemm.operands.dtypes import compute_type_of
 from hipgroupgemm.operands.views import ArrayView, Device, numpy_view
@@ -43,8 +44,8 @@ class Baseline(Executable):
         self.xp = array_library(self._harness.device)
         self.contracting = verifier.config.ragged_mode is RaggedDotMode.CONTRACTING
         self.host_sizes = verifier.sets[0].sizes
-        self.sizes = self._array(verifier.inputs.sizes)
-        lhs, rhs, out = (self._array(self._harness.view(verifier.operands[0], name))[:, 0] for name in ("lhs", "rhs", "out"))
+        self.sizes = self._array(verifier.sizes)
+        lhs, rhs, out = (self._array(self._harness.view(verifier.operands, name))[:, 0] for name in ("lhs", "rhs", "out"))
         self.lhs, self.rhs, self.out = (lhs[0], rhs[0], out) if self.contracting else (lhs[0], rhs, out[0])
 
     def _array(self, view: ArrayView) -> Any:
@@ -58,7 +59,7 @@ class Baseline(Executable):
         if self.xp is np:
             return self._function(self)
         index = self._harness.device.index
-        with self.xp.cuda.Device(index), self.xp.cuda.ExternalStream(arguments.stream, index):
+        with self.xp.cuda.Device(index), cupy_stream(self.xp, arguments.stream, index):
             self._function(self)
 
     def explain(self) -> str:

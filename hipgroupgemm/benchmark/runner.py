@@ -166,7 +166,7 @@ class Runner:
         config = config_of(job.kind, job.shape, self.dtype.name)
         one = SizeSet(f"{job.distribution} sizes", job.sizes)
         budget = _CHECK_FLOPS if self.harness.device.kind == "cpu" else None
-        verifier = Verifier(self.harness, config, [one], seed=self.seed, copies=1, watch=False, budget=budget)
+        verifier = Verifier(self.harness, config, [one], seed=self.seed, watch=False, budget=budget)
         most = self.repetitions or self.rounds[1]
         candidates = [Candidate(row, functools.partial(make, verifier), self.harness, most) for row, make in self._entrants(job)]
         try:

@@ -18,8 +18,8 @@ from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.tolerance import Tolerance, largest_finite, tolerance_for
 
 __all__ = [
-    "CheckCounts", "CheckResult", "Products", "Sample", "Wrong", "check_arrays", "check_result_of", "differing", "digest_of", "draw_sample",
-    "host_integers", "products_of", "touched_bytes",
+    "CheckCounts", "CheckResult", "Products", "Sample", "Wrong", "bounds_of", "check_arrays", "check_result_of", "differing", "digest_of",
+    "draw_sample", "host_integers", "products_of", "touched_bytes",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -68,7 +68,7 @@ def products_of(config: GroupedGemmConfig, sizes: Any, group_offset: int = 0, wi
     if config.ragged_mode is RaggedDotMode.BATCH:
         starts, ends = np.zeros((batches, 1), np.int64), np.full((batches, 1), config.m)
     else:
-        starts, ends = _bounds(config, sizes, group_offset)
+        starts, ends = bounds_of(config, sizes, group_offset)
     each, filled = np.zeros(starts.shape, _PRODUCT), ends > starts
     each["batch"], each["group"] = np.indices(starts.shape)
     if config.ragged_mode is RaggedDotMode.CONTRACTING:
@@ -91,7 +91,8 @@ def products_of(config: GroupedGemmConfig, sizes: Any, group_offset: int = 0, wi
     return Products(config, each.reshape(-1), np.ascontiguousarray(covered), found[-1] if found else scaled, scaled)
 
 
-def _bounds(config: GroupedGemmConfig, sizes: Any, group_offset: int) -> tuple[Integers, Integers]:
+def bounds_of(config: GroupedGemmConfig, sizes: Any, group_offset: int = 0) -> tuple[Integers, Integers]:
+    """First and one-past-last row of each group from `group_offset` on, each (batch, group_count); ValueError for what does not fit."""
     batches, extent, host = config.batch_count, config.ragged_extent, host_integers(sizes)
     wanted = (batches, config.group_total) if config.sizes_per_batch else (config.group_total,)
     if host.shape != wanted:

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hipgroupgemm.runtime.cache import cache_key, default_cache
@@ -76,15 +76,15 @@ def _compile(source: str, language: str, flags: list[str]) -> bytes:
         raise HostCodeError(f"{compiler[0]} cannot be run: {error}") from None
 
 
-def load_host_code(code: bytes, name: str) -> ctypes.CDLL:
+def load_host_code(code: bytes, name: str, loader: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
     """Loads a shared library from memory; `name` is what debuggers show. HostCodeError where that cannot be done.
 
-    It stays loaded as long as the process lives.
+    With `ctypes.PyDLL` as the loader its functions are called with Python's lock held. It stays loaded as long as the process lives.
     """
     try:
         descriptor = os.memfd_create(name)  # stays open: the loader knows libraries by their paths, and this number is a path's
         with open(descriptor, "wb", closefd=False) as file:
             file.write(code)
-        return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+        return loader(f"/proc/self/fd/{descriptor}")
     except (AttributeError, OSError) as error:
         raise HostCodeError(f"{name} cannot be loaded: {error}") from None

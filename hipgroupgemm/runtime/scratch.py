@@ -106,8 +106,8 @@ class ScratchMemory:
         if plain:
             self.runtime.free_plain(plain, self.device)
 
-    def __del__(self) -> None:
-        if getattr(self, "_plain", 0) and not self.graph and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # modules may be gone by then
+        if getattr(self, "_plain", 0) and not self.graph and not is_finalizing():
             with contextlib.suppress(RuntimeError):  # of a device that has failed
                 self.close()
 

@@ -120,7 +120,7 @@ class Session:
         return self._guarded(self._verifier.check, algorithm, index, deterministic=algorithm.deterministic)
 
     def time(self, algorithm: MatmulAlgorithm, sample: int, turn: int, checked: bool) -> Outcome:
-        """Times one cold call of a candidate on a sample, with the operands of that turn; see `Verifier.time`."""
+        """Times one cold call of a candidate on a sample; see `Verifier.time`."""
         self._verifier.use(sample, timing=True)
         cold = algorithm.key not in self._prepared  # others took its room
         return self._guarded(self._verifier.time, algorithm, sample, turn, checked=checked, cold=cold)

@@ -19,7 +19,7 @@ from hipgroupgemm import MatmulAlgorithm, register_backend, unregister_backend
 from hipgroupgemm.backends.reference import ReferenceBackend, numpy_view
 from hipgroupgemm.benchmark import command
 from hipgroupgemm.cli import cli, main
-from hipgroupgemm.measure.host_harness import HostHarness
+from hipgroupgemm.measure.harness import HostHarness
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.workloads import CLASSES, PRESETS
 from hipgroupgemm.operands.views import CPU, Device

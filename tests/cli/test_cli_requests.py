@@ -20,7 +20,7 @@ from hipgroupgemm.cli import cli
 from hipgroupgemm.cli import sweep as sweep_command
 from hipgroupgemm.measure import environment
 from hipgroupgemm.measure.distributions import zipf_sizes
-from hipgroupgemm.measure.host_harness import HostHarness
+from hipgroupgemm.measure.harness import HostHarness
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.workloads import CLASSES, PRESETS, MoEShape
 

@@ -15,7 +15,7 @@ from harness_contract import CASES
 from harness_contract_tests import ContractTests
 from host_gpu import HostKernels, host_bench
 
-from hipgroupgemm.measure import device_check as dj
+from hipgroupgemm.measure import device_harness as dj
 from hipgroupgemm.measure.layouts import Layout
 
 
@@ -42,14 +42,14 @@ def test_the_kernel_and_numpy_find_the_same_errors(bench, name, rng):
     from hipgroupgemm.measure.harness import harness_for
 
     case = CASES[name]
-    (operands,) = bench.operands(case.config, seed=4)
+    operands = bench.operands(case.config, seed=4)
     right = contract.right_result(bench, operands, case)
     if not right.size:
         return
     noisy = (right.astype(np.float64) * (1 + 0.1 * (rng.random(right.shape) < 0.05))).astype(right.dtype)
     contract.put(bench, operands, noisy)
     with harness_for("cpu") as host:
-        (there,) = host.operands(case.config, seed=5)
+        there = host.operands(case.config, seed=5)
         for operand in operands.layouts:
             contract.put(host, there, bench.values(operands, operand), operand)
         for budget in (None, 1.0):

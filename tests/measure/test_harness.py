@@ -29,7 +29,7 @@ def test_the_reference_passes_on_benched_operands(bench, name):
     backend = ReferenceBackend()
     algorithm = backend.algorithms(case.config, bench.device, AlgorithmLimits())[0]
     executable = backend.prepare(case.config, bench.device, algorithm, bench.stream)
-    (operands,) = bench.operands(case.config, seed=8)
+    operands = bench.operands(case.config, seed=8)
     arguments = bench.arguments(operands, bench.sizes(case.host_sizes))
     bench.poison(operands)
     bench.flush()

@@ -5,6 +5,7 @@ No array library is needed. `pytest -m cuda` or `pytest -m hip`, with `-s` for t
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -117,8 +118,11 @@ def test_a_plan_takes_the_best_of_all_backends_and_computes_with_it(device, mode
         plan.execute(*operands, out=problem.out.array, check="sync", **c)
         assert_close(problem.out.read(), value, magnitude, problem.length, (problem.lhs.dtype,))
     with hgg.GroupedMatmulPlan(config, device=device) as later:
-        assert later.algorithm == report.best.algorithm
-        assert "from the tuning store" in later.explain()
+        if importlib.util.find_spec("msgspec"):
+            assert later.algorithm == report.best.algorithm
+            assert "from the tuning store" in later.explain()
+        else:
+            assert "msgspec" in later.explain()
 
 
 def test_sizes_on_the_device(device):

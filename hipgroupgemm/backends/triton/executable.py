@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,6 +125,7 @@ class TritonExecutable(Executable):
         self._launches: list[PreparedLaunch] = []
         self._bound: Arguments | None = None  # of a plain call with sizes on the device; nothing but its addresses changes
         self._replay: Replay | None = None
+        self._addresses_of: Callable[[Mapping[str, int]], tuple[int, ...]] = operator.itemgetter("group_sizes", "out")
         with runtime.use_device(self._device):
             self._prepare()
 
@@ -176,7 +178,7 @@ class TritonExecutable(Executable):
         if a is self._bound:
             if replay is None:
                 replay = self._replay = self._make_replay(a)
-            if replay is not None and replay.run(self._addresses_of(a)):
+            if replay is not None and replay.run(self._addresses_of(a.pointers)):
                 return
         self._replay = self._bound = None  # it does not learn what is written here
         with runtime.use_device(self._device):
@@ -209,19 +211,16 @@ class TritonExecutable(Executable):
             for launch in self._launches:
                 launch.run()
 
-    def _addresses_of(self, a: Arguments) -> list[int]:
-        """Those that a replay is given, in its order."""
-        base, pointers = self._call[0], a.pointers
-        return [pointers["group_sizes"], *[pointers.get(role) or base for role in self._addresses]]
-
     def _make_replay(self, a: Arguments) -> Replay | None:
         """The launches of the bound call, made from C with other addresses."""
-        slots = {role: slot for slot, role in enumerate(("group_sizes", *self._addresses))}
-        moves = [Move(place.address, slots[place.role], place.encoder is not None) for place in self._places]
+        held = {"group_sizes": self._sizes, **{role: address for role, address in self._addresses.items() if a.pointers.get(role)}}
+        slots = {role: slot for slot, role in enumerate(held)}
+        moves = [Move(at.address, slots[at.role], at.encoder is not None) for at in self._places if at.role in slots]
         if self._has_scan:
             cell = self._products[True].cells["sizes"] if self._scans_itself else self._scan_parameters.blob_address(0)
             moves.append(Move(cell, slots["group_sizes"]))
-        return make_replay(self._runtime, self._device, self._stream, moves, [self._sizes, *self._addresses.values()], self._launches)
+        self._addresses_of = operator.itemgetter(*held)
+        return make_replay(self._runtime, self._device, self._stream, moves, list(held.values()), self._launches)
 
     def _bind(self, a: Arguments, call: tuple[Any, ...], sizes: int, capture: int) -> None:
         """Brings all parameters up to date."""
