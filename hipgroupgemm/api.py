@@ -188,7 +188,8 @@ def config_for_ragged_dot(
 
     Example:
         >>> from hipgroupgemm import ArraySpec
-        >>> config = config_for_ragged_dot(ArraySpec((640, 256), "bfloat16"), ArraySpec((8, 256, 512), "bfloat16"), ArraySpec((8,), "int32"))
+        >>> tokens, weights = ArraySpec((640, 256), "bfloat16"), ArraySpec((8, 256, 512), "bfloat16")
+        >>> config = config_for_ragged_dot(tokens, weights, ArraySpec((8,), "int32"))
         >>> config.m, config.k, config.n, config.group_count, config.flops()
         (640, 256, 512, 8, 167772160)
 
