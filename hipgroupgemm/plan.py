@@ -102,7 +102,7 @@ class GroupedMatmulPlan:
         """The algorithms that can run this plan, the best guess first.
 
         Args:
-            max_algorithm_count: at most so many; None for all.
+            max_algorithm_count: at most so many, at least 1; None for all.
             max_workspace_size: only those that need at most so many bytes of workspace; None for any.
         """
         limits = as_limits(max_algorithm_count, max_workspace_size)
