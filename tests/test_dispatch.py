@@ -90,7 +90,7 @@ def gpu(monkeypatch):
     cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: stream, runtime=runtime, Device=lambda index: contextlib.nullcontext())
     cupy.ndarray, cupy.empty = FakeArray, FakeArray
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(arrays, "_cupy_is_hip", None)
+    monkeypatch.setattr(arrays, "_cupy_kind", lambda: "cuda")
     monkeypatch.setattr(arrays, "_adapter", functools.lru_cache(arrays._adapter.__wrapped__))
     monkeypatch.setattr(dispatch, "_readers", {})
     idle = types.SimpleNamespace(use_device=lambda index: contextlib.nullcontext(), is_capturing=lambda stream: stream in captured)

@@ -75,20 +75,17 @@ def canonicalize(call: Call, arguments: dict[str, Any]) -> Problem:
         ragged = numbers.lhs_ragged_dimensions
         if ragged and ragged[0] in numbers.dot_dimension_numbers[0][0]:
             group_count = out.shape[0]
-    axes = _resolve(
-        numbers,
-        call.lhs.shape,
-        call.views["rhs"].shape,
-        call.sizes.shape,
-        has_group_offset=call.has_group_offset,
-        group_count=group_count,
-        sizes_name=call.sizes_name,
-    )
+    axes = _axes_of(call, numbers, group_count)
     out_dtype = result_dtype(call.lhs.dtype, call.views["rhs"].dtype, preferred)
     try:
         return _problem(axes, call, out_dtype, precision)
     except DoesNotCollapse as error:
         return Problem(axes, out_dtype, None, str(error), call.sizes.shape, call.sizes.strides)
+
+
+def _axes_of(call: Call, numbers: RaggedDotDimensionNumbers, group_count: int | None) -> RaggedDotAxes:
+    shapes = (call.lhs.shape, call.views["rhs"].shape, call.sizes.shape)
+    return _resolve(numbers, *shapes, has_group_offset=call.has_group_offset, group_count=group_count, sizes_name=call.sizes_name)
 
 
 def _problem(axes: RaggedDotAxes, call: Call, dtype: np.dtype[Any], precision: Precision, like: GroupedGemmConfig | None = None) -> Problem:
@@ -178,15 +175,7 @@ def canonicalize_for_plan(call: Call, key: GroupedGemmConfig) -> Problem:
     reasons: list[tuple[int, Exception]] = []
     for numbers in _readings(key.ragged_mode, call.lhs, call.views["rhs"]):
         try:
-            axes = _resolve(
-                numbers,
-                call.lhs.shape,
-                call.views["rhs"].shape,
-                call.sizes.shape,
-                has_group_offset=call.has_group_offset,
-                group_count=key.group_count if key.ragged_mode is RaggedDotMode.CONTRACTING else None,
-                sizes_name=call.sizes_name,
-            )
+            axes = _axes_of(call, numbers, key.group_count if key.ragged_mode is RaggedDotMode.CONTRACTING else None)
             if axes.ragged_extent > key.ragged_extent:
                 error = TypeError(
                     f"lhs: has {axes.ragged_extent} ragged rows, this plan serves up to {key.ragged_extent}; "
@@ -253,7 +242,7 @@ _WORDS = {
 
 def _differences(got: GroupedGemmConfig, wanted: GroupedGemmConfig, *, of_inputs: bool = False) -> dict[str, str]:
     """The fields in which two configs differ, and how in the caller's words; `of_inputs` leaves out those that speak of c, out and bias."""
-    names = [field.name for field in dataclasses.fields(got) if field.name not in got.derived_strides()]
+    names = [field.name for field in dataclasses.fields(got) if field.name not in got.derived_fields()]
     if of_inputs:
         names = [name for name in names if name in ("m", "n", "k") or name.startswith(_INPUT_FIELDS)]
     found = {}

@@ -382,26 +382,20 @@ class Runtime(abc.ABC):
         key = cache_key(source, options, info.target, self.compiler_version(), headers)
         with self._lock:
             module = self._modules.get((device, key))
+            stored = default_cache().get(key) if module is None else None
+            if stored is not None:
+                try:
+                    module = self.load_module(stored, device)
+                except ForkedProcessError:
+                    raise
+                except RuntimeError:
+                    default_cache().discard(key)  # intact on disk, but no code object: written by something else
             if module is None:
-                module = self._stored_module(key, device)
-                if module is None:
-                    code = self.compile(source, name, options, info.target, headers)
-                    module = self.load_module(code, device)
-                    default_cache().put(key, code)
-                self._modules[device, key] = module
+                code = self.compile(source, name, options, info.target, headers)
+                module = self.load_module(code, device)
+                default_cache().put(key, code)
+            self._modules[device, key] = module
             return module
-
-    def _stored_module(self, key: str, device: int) -> Module | None:
-        code = default_cache().get(key)
-        if code is None:
-            return None
-        try:
-            return self.load_module(code, device)
-        except ForkedProcessError:
-            raise
-        except RuntimeError:
-            default_cache().discard(key)  # intact on disk, but no code object: written by something else
-            return None
 
     # ---- launches
 

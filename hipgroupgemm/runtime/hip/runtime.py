@@ -117,8 +117,7 @@ class HipRuntime(Runtime):
             self._check("GetDeviceProperties", properties, device)
 
         def text(value: Any) -> str:
-            data = value if isinstance(value, str) else bytes(value).decode(errors="replace")
-            return data.split("\0", 1)[0]
+            return (value if isinstance(value, str) else bytes(value).decode(errors="replace")).partition("\0")[0]
 
         architecture, _, features = text(properties.gcnArchName).partition(":")
         shared = int(properties.sharedMemPerBlock)
