@@ -185,7 +185,8 @@ def test_a_flush_makes_a_call_as_cold_as_operands_that_were_long_not_read(cuda_b
         for number in range(24):
             if flush:
                 bench.flush()
-            times.append(bench.time(lambda one=arguments[turn(number)]: executable.execute(one)))
+            one = arguments[turn(number)]
+            times.append(bench.time(lambda one=one: executable.execute(one)))
         return float(np.median(times[8:]))
 
     again, in_turns, warm = median(lambda number: 0), median(lambda number: number % 8), median(lambda number: 0, flush=False)
