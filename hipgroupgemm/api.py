@@ -81,6 +81,12 @@ def ragged_dot(
     Returns:
         out, (m, n).
 
+    Example:
+        >>> import numpy as np
+        >>> tokens, weights = np.ones((5, 4), np.float32), np.full((2, 4, 3), [[[1]], [[10]]], np.float32)
+        >>> ragged_dot(tokens, weights, np.array([2, 3]))[:, 0].tolist()
+        [4.0, 4.0, 40.0, 40.0, 40.0]
+
     Raises:
         TypeError: shapes, element types or dimension numbers that do not fit; the text names the argument, what it got and wanted.
         ValueError: wrong sizes on the host (or, with check="sync", on the device), devices that differ, overlap of out with an input.
@@ -130,16 +136,25 @@ def ragged_dot_general(
         lhs, rhs, group_sizes, offs: the operands, shaped as above; sizes may have the full prefix that JAX allows.
         ragged_dot_dimension_numbers: `RaggedDotDimensionNumbers`, this package's or JAX's.
         group_count: contracted only, with a group_offset: how many slabs out has (default: out's, else all groups).
-        precision, preferred_element_type, group_offset, out, c, bias, alpha, beta, tail, check, deterministic, backend, use_store, stream,
-            workspace:
-            as in `ragged_dot`. Empty groups of a contracted ragged dimension have slabs of beta * c. A bias goes with the first row only.
+        precision, preferred_element_type, group_offset, out, c, bias, alpha, beta, tail, check: as in `ragged_dot`. Empty
+            groups of a contracted ragged dimension have slabs of beta * c. A bias goes with the first row of the table only.
+        deterministic, backend, use_store, stream, workspace: as in `ragged_dot`.
 
     Returns:
         out, in the framework of lhs.
 
+    Example:
+        >>> import numpy as np
+        >>> from hipgroupgemm import RaggedDotDimensionNumbers
+        >>> weight_gradient = RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())  # the rows are contracted, group by group
+        >>> tokens, d_out = np.ones((5, 4), np.float32), np.ones((5, 3), np.float32)
+        >>> ragged_dot_general(tokens, d_out, np.array([2, 3]), weight_gradient)[:, 0, 0].tolist()
+        [2.0, 3.0]
+
     Raises:
-        As `ragged_dot`. Operands whose axes do not merge into one batch, m, n and k axis without a copy are computed on a CPU, and a
-        NotImplementedError on a GPU.
+        TypeError, ValueError, RuntimeError: as `ragged_dot`.
+        NotImplementedError: as `ragged_dot`; and operands whose axes do not merge into one batch, m, n and k axis without a copy, which are
+            computed on a CPU, on a GPU.
     """
     if ragged_dot_dimension_numbers is None:
         raise TypeError("ragged_dot_dimension_numbers: missing; wanted RaggedDotDimensionNumbers")
@@ -170,6 +185,13 @@ def config_for_ragged_dot(
     Args:
         lhs, rhs, group_sizes, ...: as in `ragged_dot_general`. An `ArraySpec` stands for an array that does not exist. Without out the
             output is packed row-major. No value is read but alpha, beta and a host group_offset.
+
+    Example:
+        >>> from hipgroupgemm import ArraySpec
+        >>> tokens, weights = ArraySpec((640, 256), "bfloat16"), ArraySpec((8, 256, 512), "bfloat16")
+        >>> config = config_for_ragged_dot(tokens, weights, ArraySpec((8,), "int32"))
+        >>> config.m, config.k, config.n, config.group_count, config.flops()
+        (640, 256, 512, 8, 167772160)
 
     Raises:
         TypeError, ValueError: as `ragged_dot_general`.
@@ -214,6 +236,12 @@ def ragged_dot_reference(
 
     Returns:
         out.
+
+    Example:
+        >>> import numpy as np
+        >>> lhs, rhs = np.ones((3, 2), np.float32), np.ones((2, 2, 1), np.float32)
+        >>> ragged_dot_reference(lhs, rhs, np.array([1, 1])).tolist()  # the last row is in no group
+        [[2.0], [2.0], [0.0]]
     """
     arguments = locals()
     call = parse(arguments)

@@ -68,6 +68,12 @@ class GroupedGemmConfig:
     the rows of out (`out_rows`). `lhs_rows_extent` and `out_rows_extent` are None where rows are not gathered or scattered.
 
     Raises TypeError or ValueError, from `validate_config`, when the fields do not make sense together.
+
+    Example:
+        >>> from hipgroupgemm import ArraySpec, config_for_ragged_dot
+        >>> config = config_for_ragged_dot(ArraySpec((6, 4), "float32"), ArraySpec((2, 4, 3), "float32"), ArraySpec((2,), "int32"))
+        >>> config.ragged_mode.name, config.trans_b, GroupedGemmConfig.from_json(config.to_json()) == config
+        ('NON_CONTRACTING', False, True)
     """
 
     m: int

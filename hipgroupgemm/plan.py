@@ -46,6 +46,14 @@ class GroupedMatmulPlan:
         TypeError: an argument of a wrong type.
         ValueError: no backend or device of that name.
         NotImplementedError: no backend, or not the named one, runs this config there; the text carries every reason.
+
+    Example:
+        >>> import numpy as np
+        >>> from hipgroupgemm import ArraySpec, config_for_ragged_dot
+        >>> lhs, rhs, sizes = ArraySpec((6, 4), "float32"), ArraySpec((2, 4, 3), "float32"), ArraySpec((2,), "int32")
+        >>> with GroupedMatmulPlan(config_for_ragged_dot(lhs, rhs, sizes), device="cpu") as plan:
+        ...     plan.execute(np.ones((6, 4), np.float32), np.ones((2, 4, 3), np.float32), np.array([4, 2])).sum()
+        np.float32(72.0)
     """
 
     def __init__(
@@ -94,7 +102,7 @@ class GroupedMatmulPlan:
         """The algorithms that can run this plan, the best guess first.
 
         Args:
-            max_algorithm_count: at most so many; None for all.
+            max_algorithm_count: at most so many, at least 1; None for all.
             max_workspace_size: only those that need at most so many bytes of workspace; None for any.
         """
         limits = as_limits(max_algorithm_count, max_workspace_size)

@@ -238,7 +238,7 @@ class TuningReport:
     def plot(self, path: Path | str, count: int = 30) -> None:
         """Writes a picture (.png, .svg, .pdf) of the `count` fastest candidates: median, and p10 to p90 as a line.
 
-        Raises ValueError where no candidate was timed or for another ending, ImportError without matplotlib (the extra `bench`).
+        Raises ValueError where no candidate was timed, for another ending or a count below 1, ImportError without matplotlib.
         """
         plot_report(self, Path(path), count)
 
