@@ -270,14 +270,19 @@ def _prepare_basic(call: Call, arguments: dict[str, Any]) -> PreparedCall:
     return _prepare(call, arguments)
 
 
+def _plan_settings(arguments: dict[str, Any]) -> dict[str, Any]:
+    settings = {name: arguments[name] for name in ("backend", "deterministic", "use_store")}
+    check_settings(**settings)
+    return settings
+
+
 def _prepare(call: Call, arguments: dict[str, Any]) -> PreparedCall:
     """Finds or makes the plan of a call's problem."""
     problem = canonicalize(call, arguments)
     config = problem.config
     if config is None:
         return PreparedCall(None, problem, call)
-    settings = {name: arguments[name] for name in ("backend", "deterministic", "use_store")}
-    check_settings(**settings)
+    settings = _plan_settings(arguments)
     key = (config.key(), call.device, *settings.values())
     plain = config.with_scalars(1.0, config.beta)  # alpha is no part of the key, so it has no say in choosing the backend
     plan = _plans.get(key, lambda: GroupedMatmulPlan(plain, device=call.device, **settings))
@@ -289,8 +294,7 @@ def _prepare(call: Call, arguments: dict[str, Any]) -> PreparedCall:
 def _uncollapsed(call: Call, arguments: dict[str, Any], problem: Problem) -> None:
     """Runs operands that have no config: on the CPU, or not at all."""
     reason = f"the operands do not collapse to a GroupedGemmConfig ({problem.reason})"
-    backend = arguments["backend"]
-    check_settings(**{name: arguments[name] for name in ("backend", "deterministic", "use_store")})
+    backend = _plan_settings(arguments)["backend"]
     if call.device.kind != "cpu":
         names = ", ".join(backend_names())
         raise NotImplementedError(f"no backend of {names} runs this ragged dot on {call.device}: {reason}; make a contiguous copy")

@@ -149,13 +149,14 @@ class GroupedGemmConfig:
         Raises ValueError when `capacity` is below the ragged extent.
         """
         if capacity is None:
-            if self.__dict__.get("_key") is None:
-                object.__setattr__(self, "_key", self._key_at(self.capacity))
-            key: GroupedGemmConfig = self.__dict__["_key"]
-            return key
+            return self._key
         if capacity < self.ragged_extent:
             raise ValueError(f"capacity={capacity} is below the ragged extent {self.ragged_extent}; ask for at least that")
         return self._key_at(capacity)
+
+    @functools.cached_property
+    def _key(self) -> GroupedGemmConfig:
+        return self._key_at(self.capacity)
 
     def _key_at(self, capacity: int) -> GroupedGemmConfig:
         new: dict[str, Any] = {"alpha": 1.0, "beta": 1.0 if self.beta else 0.0}
@@ -255,7 +256,8 @@ class GroupedGemmConfig:
         if bool(beta) != bool(self.beta):
             raise ValueError(f"beta={beta}: is another key than beta={self.beta}")
         other = object.__new__(GroupedGemmConfig)
-        other.__dict__.update(self.__dict__, alpha=alpha, beta=beta, _hash=None)
+        other.__dict__.update(self.__dict__, alpha=alpha, beta=beta)
+        other.__dict__.pop("_hash", None)
         return other
 
     # ---- strides by axis ---------------------------------------------------------------------------------------------------
@@ -420,12 +422,12 @@ class GroupedGemmConfig:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
+
     def __hash__(self) -> int:
-        cached = self.__dict__.get("_hash")
-        if cached is None:
-            cached = hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
-            object.__setattr__(self, "_hash", cached)
-        return int(cached)
+        return self._hash
 
 
 def _distinct(*axes: tuple[int, int]) -> int:
