@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hipgroupgemm import hooks
 from hipgroupgemm.backends import check_settings, get_backend, passed_over, select_backend
-from hipgroupgemm.backends.base import Arguments, Backend, Executable, MatmulAlgorithm, as_limits
+from hipgroupgemm.backends.base import Arguments, Backend, Executable, MatmulAlgorithm, Recipe, as_limits
 from hipgroupgemm.backends.ranges import with_ranges
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.dispatch import CallCache, PreparedCall, run, ticks
@@ -357,6 +357,13 @@ class GroupedMatmulPlan:
         executable.execute(arguments)
         if arguments.check == "sync":
             self._raise_fault(executable)
+
+    def recipe(self, arguments: Arguments, slots: Sequence[str], fault: int) -> tuple[Executable, Recipe | None]:
+        """An executable of its own and the launches of one call, for host programs that make them: see :meth:`.Executable.recipe`."""
+        with self._lock:
+            self._require_open()
+            made = self._backend.prepare(self.key, self.device, self.algorithm, arguments.stream)
+            return made, made.recipe(arguments, slots, fault)
 
     def check(self, stream: Any = None) -> None:
         """Waits for the stream; raises a ValueError naming group, wanted and left if a call on it was given wrong sizes.
