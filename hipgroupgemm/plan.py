@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hipgroupgemm import hooks
 from hipgroupgemm.backends import check_settings, get_backend, passed_over, select_backend
-from hipgroupgemm.backends.base import Arguments, Backend, Executable, MatmulAlgorithm, Recipe, as_limits
+from hipgroupgemm.backends.base import Arguments, Backend, Executable, MatmulAlgorithm, as_limits
 from hipgroupgemm.backends.ranges import with_ranges
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.dispatch import CallCache, PreparedCall, run, ticks
@@ -19,6 +16,7 @@ from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.problem.canonicalize import Problem, canonicalize_for_plan
 from hipgroupgemm.problem.parse import Call
 from hipgroupgemm.runtime import default_device, get_runtime
+from hipgroupgemm.runtime.forks import new_rlock
 from hipgroupgemm.runtime.streams import normalize_stream
 
 if TYPE_CHECKING:
@@ -48,6 +46,14 @@ class GroupedMatmulPlan:
         TypeError: an argument of a wrong type.
         ValueError: no backend or device of that name.
         NotImplementedError: no backend, or not the named one, runs this config there; the text carries every reason.
+
+    Example:
+        >>> import numpy as np
+        >>> from hipgroupgemm import ArraySpec, config_for_ragged_dot
+        >>> lhs, rhs, sizes = ArraySpec((6, 4), "float32"), ArraySpec((2, 4, 3), "float32"), ArraySpec((2,), "int32")
+        >>> with GroupedMatmulPlan(config_for_ragged_dot(lhs, rhs, sizes), device="cpu") as plan:
+        ...     plan.execute(np.ones((6, 4), np.float32), np.ones((2, 4, 3), np.float32), np.array([4, 2])).sum()
+        np.float32(72.0)
     """
 
     def __init__(
@@ -67,7 +73,7 @@ class GroupedMatmulPlan:
         self.device = _default_device() if device is None else Device.of(device)
         self.last_use = 0
         self._named, self._use_store = backend, use_store
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._executables: dict[int, Executable] = {}
         self._retired: list[Executable] = []  # dropped, but held by graphs
         self._calls = CallCache()
@@ -79,7 +85,6 @@ class GroupedMatmulPlan:
             self._algorithm = None
         if deterministic:
             self.use_deterministic()
-        _plans.add(self)
 
     # ---- algorithms --------------------------------------------------------------------------------------------------------
 
@@ -97,7 +102,7 @@ class GroupedMatmulPlan:
         """The algorithms that can run this plan, the best guess first.
 
         Args:
-            max_algorithm_count: at most so many; None for all.
+            max_algorithm_count: at most so many, at least 1; None for all.
             max_workspace_size: only those that need at most so many bytes of workspace; None for any.
         """
         limits = as_limits(max_algorithm_count, max_workspace_size)
@@ -358,13 +363,6 @@ class GroupedMatmulPlan:
         if arguments.check == "sync":
             self._raise_fault(executable)
 
-    def recipe(self, arguments: Arguments, slots: Sequence[str], fault: int) -> tuple[Executable, Recipe | None]:
-        """An executable of its own and the launches of one call, for host programs that make them: see :meth:`.Executable.recipe`."""
-        with self._lock:
-            self._require_open()
-            made = self._backend.prepare(self.key, self.device, self.algorithm, arguments.stream)
-            return made, made.recipe(arguments, slots, fault)
-
     def check(self, stream: Any = None) -> None:
         """Waits for the stream; raises a ValueError naming group, wanted and left if a call on it was given wrong sizes.
 
@@ -493,15 +491,3 @@ def _default_device() -> Device:
 
 def _no_config(call: Call, arguments: dict[str, Any], problem: Problem) -> NoReturn:
     raise RuntimeError(f"the operands do not collapse to a config: {problem.reason}")
-
-
-_plans: weakref.WeakSet[GroupedMatmulPlan] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """A forked child may find a lock taken by a thread that it does not have."""
-    for plan in list(_plans):
-        plan._lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -128,7 +128,9 @@ def rearranged(operands: tuple[Any, ...], settings: Settings) -> Any:
     whole = bool(batch) and not shared and not summed  # no batch axis of rhs
     if not whole:
         lead = [axis.extent if axis.rhs is not None else 1 for axis in axes.batch]
-        b = jnp.broadcast_to(b.reshape(*groups, *lead, *summed, math.prod(k), math.prod(n)), (*groups, *batch, *summed, math.prod(k), math.prod(n)))
+        b = jnp.broadcast_to(
+            b.reshape(*groups, *lead, *summed, math.prod(k), math.prod(n)), (*groups, *batch, *summed, math.prod(k), math.prod(n))
+        )
     b = b.reshape(*groups, *([] if whole else [outer]), math.prod(k), math.prod(n))
     if axes.mode is not RaggedDotMode.BATCH:
         if sizes.ndim > 1:

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jaxlib
 
+from hipgroupgemm.backends import get_backend
 from hipgroupgemm.backends.base import Arguments, Executable
 from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, fault_from_bytes
 from hipgroupgemm.native import include_folder
@@ -175,15 +176,15 @@ def add_recipe(devices: Sequence[Device], arguments: Arguments, slots: Sequence[
         return number, max(_scratch[number, device.index] for device in devices)
 
 
-def _add(
-    library: ctypes.CDLL, number: int, device: Device, plan: GroupedMatmulPlan, arguments: Arguments, slots: Sequence[str]
-) -> None:
+def _add(library: ctypes.CDLL, number: int, device: Device, plan: GroupedMatmulPlan, arguments: Arguments, slots: Sequence[str]) -> None:
     runtime = get_runtime(device.kind)
     if device not in _faults:
         _faults[device] = _Faults(device)
     fault = _faults[device].take(arguments.config.ragged_extent)
-    executable, recipe = plan.recipe(arguments, slots, fault)
+    executable = get_backend(plan.backend).prepare(plan.key, device, plan.algorithm, 0)  # of its own: its parameters are written in place
+    recipe = executable.recipe(arguments, slots, fault)
     if recipe is None:
+        executable.close()
         raise NativeDoorError(f"the launches of backend {plan.backend!r} are no list of kernels")
     try:
         launches = LaunchList(runtime, device.index, 0, recipe.moves, (), recipe.launches)

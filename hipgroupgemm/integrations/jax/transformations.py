@@ -206,7 +206,9 @@ def _batch_product(front: dict[str, Any], at: dict[str, Any], extent: int, setti
         () if axes.group is None else (axes.group + own["rhs"],),
     )
     first = 0 if axes.out_group is None else 1
-    where = {"rows": first + len(axes.lhs_b), "columns": first + len(axes.lhs_b) + len(axes.lhs_free)}.get(kind, first + last * len(axes.lhs_b))
+    where = {"rows": first + len(axes.lhs_b), "columns": first + len(axes.lhs_b) + len(axes.lhs_free)}.get(
+        kind, first + last * len(axes.lhs_b)
+    )
     in_prefix = kind == "batch" or (kind == "rows" and axes.mode is RaggedDotMode.NON_CONTRACTING)
     if not last and in_prefix and (per_entry or sizes.ndim > 1):
         sizes = _with_prefix(sizes, per_entry, extent, lhs, axes, 0 if kind == "batch" else len(axes.lhs_b))
