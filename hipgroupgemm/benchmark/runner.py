@@ -15,9 +15,10 @@ from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Backend, Exec
 from hipgroupgemm.benchmark.baselines import BASELINES, PADDED, Baseline
 from hipgroupgemm.benchmark.rows import Row
 from hipgroupgemm.measure.base import Harness
+from hipgroupgemm.measure.check import Outcome
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.timer import Timed, time_rounds
-from hipgroupgemm.measure.verify import Outcome, SizeSet, Verifier
+from hipgroupgemm.measure.verify import SizeSet, Verifier
 from hipgroupgemm.measure.workloads import MoEShape, RaggedDotClass, Sizes, config_of
 
 __all__ = ["Candidate", "Job", "Runner"]
