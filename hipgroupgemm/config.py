@@ -150,7 +150,7 @@ class GroupedGemmConfig:
         """
         if capacity is None:
             return self._key
-        if capacity < self.ragged_extent:
+        if isinstance(capacity, bool) or capacity < self.ragged_extent:
             raise ValueError(f"capacity={capacity} is below the ragged extent {self.ragged_extent}; ask for at least that")
         return self._key_at(capacity)
 
