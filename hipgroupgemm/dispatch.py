@@ -13,7 +13,6 @@ import itertools
 import operator
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
@@ -31,6 +30,7 @@ from hipgroupgemm.problem.canonicalize import GroupCount, Problem, check_host_va
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
 from hipgroupgemm.problem.parse import ARRAYS, Call, parse
 from hipgroupgemm.runtime import get_runtime
+from hipgroupgemm.runtime.forks import new_rlock
 
 __all__ = ["CallCache", "Plan", "PlanCache", "PreparedCall", "run", "take_output"]
 
@@ -401,7 +401,7 @@ class PlanCache(Generic[_P]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._version = selection.version
         self._plans: dict[Hashable, _P] = {}
         _caches.add(self)
@@ -453,7 +453,6 @@ class PlanCache(Generic[_P]):
 
     def forget(self) -> None:
         """Drops everything without touching a device: for a forked child, which has none."""
-        self._lock = threading.RLock()
         self._plans = {}
 
 

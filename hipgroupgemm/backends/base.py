@@ -223,15 +223,16 @@ def versions_of(backend: Backend, device: Device) -> dict[str, str]:
 
 
 def as_limits(max_algorithm_count: Any, max_workspace_size: Any) -> AlgorithmLimits:
-    """Limits from a caller's arguments, None meaning no limit; raises TypeError or ValueError for anything but natural numbers."""
+    """Limits from a caller's arguments, None meaning no limit; raises TypeError or ValueError for anything but natural numbers, the count
+    at least 1."""
     values = []
-    for name, value in (("max_algorithm_count", max_algorithm_count), ("max_workspace_size", max_workspace_size)):
+    for name, value, least in (("max_algorithm_count", max_algorithm_count, 1), ("max_workspace_size", max_workspace_size, 0)):
         if value is None:
             values.append(sys.maxsize)
             continue
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise TypeError(f"{name}={value!r}: must be an int or None")
-        if value.__index__() < 0:
-            raise ValueError(f"{name}={value}: must not be negative")
+        if value.__index__() < least:
+            raise ValueError(f"{name}={value}: wanted at least {least}")
         values.append(int(value.__index__()))
     return AlgorithmLimits(*values)

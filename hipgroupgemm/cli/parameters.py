@@ -43,7 +43,7 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # older releases of cl
 
 
 def _models(name: str) -> tuple[MoEShape, ...]:
-    return SUITES["models"] if name == "all" else tuple(preset.shape for preset in presets_of(name))
+    return SUITES["models"] if name == "all" else presets_of(name)
 
 
 def _dtype(name: str) -> str:

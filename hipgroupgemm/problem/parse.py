@@ -158,14 +158,10 @@ def parse(arguments: dict[str, Any]) -> Call:
         float_dtype(views[role].dtype, role)
     _check_writable(views)
     preferred = given("preferred_element_type")
-    wide = (
-        compute_type_of(
-            views["lhs"].dtype, views["rhs"].dtype, *([] if preferred is None else [dtype_of(preferred, "preferred_element_type")])
-        )
-        == "float64"
-    )
+    wanted = [] if preferred is None else [dtype_of(preferred, "preferred_element_type")]
+    kind = compute_type_of(lhs.dtype, views["rhs"].dtype, *wanted)
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if abs(value) > FLOAT32_MAX and not wide:
+        if abs(value) > FLOAT32_MAX and kind != "float64":
             raise ValueError(f"{name}={value}: is infinite in float32, in which these operands are accumulated; scale an operand as well")
     on_device = [(role, view) for role, view in views.items() if ROLES[role].elements != "integer"]
     device = arrays.common_device(on_device)
@@ -196,9 +192,9 @@ def parse_beta(beta: Any, c: Any) -> float:
 def _real(name: str, value: Any) -> float:
     if type(value) is float and -FLOAT32_MAX <= value <= FLOAT32_MAX:
         return value
+    if isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
+        raise NotImplementedError(f"{name}={value!r}: must be real")
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, np.floating, np.integer)):
-        if isinstance(value, numbers.Complex) and not isinstance(value, bool):
-            raise NotImplementedError(f"{name}={value!r}: must be real")
         raise TypeError(f"{name}: got {type(value).__name__}, wanted a real number on the host")
     try:
         result = float(value)

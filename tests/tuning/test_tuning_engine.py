@@ -16,7 +16,7 @@ from test_tuning_faults import ENDS
 
 import hipgroupgemm as hgg
 from hipgroupgemm import processes
-from hipgroupgemm.measure.host_harness import HostHarness
+from hipgroupgemm.measure.harness import HostHarness
 from hipgroupgemm.processes import worker
 from hipgroupgemm.tuning import runners
 from hipgroupgemm.tuning.engine import tune
