@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hipgroupgemm.config import RaggedDotMode
 from hipgroupgemm.integrations.jax import lowering as _lowering
 from hipgroupgemm.integrations.jax import transformations as _transformations
 from hipgroupgemm.integrations.jax.native import NativeDoorError, build, check
@@ -149,6 +148,4 @@ def _call(
         chosen.change(has_group_offset="group_offset" in operands, has_bias=bias is not None),
     )
     check_host_values(problem.axes, None, ends=False, group_offset=known)
-    if problem.axes.mode is RaggedDotMode.CONTRACTING and operands["group_sizes"].ndim > 1:
-        operands, numbers = _transformations.with_contracted_in_order(operands, numbers)
-    return bind(operands, chosen.change(numbers=numbers))
+    return bind(operands, chosen)

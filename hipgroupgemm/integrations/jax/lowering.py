@@ -117,20 +117,17 @@ def rearranged(operands: tuple[Any, ...], settings: Settings) -> Any:
     n, groups = [rhs.shape[axis] for axis in axes.rhs_columns], [axes.group_count] if grouped else []
     outer = math.prod(batch) * math.prod(summed)
 
-    def ordered(x: Any, places: list[int], shape: list[int]) -> Any:
-        return jnp.transpose(x, places).reshape(shape)
-
-    a = ordered(lhs, [*(axis.lhs for axis in axes.batch), *axes.lhs_summed, *axes.lhs_rows, *axes.lhs_contracting],
-                [outer, math.prod(m), math.prod(k)])  # fmt: skip
+    order: list[Any] = [axis.lhs for axis in axes.batch]
+    a = jnp.transpose(lhs, [*order, *axes.lhs_summed, *axes.lhs_rows, *axes.lhs_contracting])
+    a = a.reshape(outer, math.prod(m), math.prod(k))
     group = [] if axes.rhs_group is None else [axes.rhs_group]
-    shared = [axis for axis in axes.batch if axis.rhs is not None]
-    b = jnp.transpose(rhs, [*group, *(axis.rhs for axis in shared), *axes.rhs_summed, *axes.rhs_contracting, *axes.rhs_columns])
+    shared: list[Any] = [axis.rhs for axis in axes.batch if axis.rhs is not None]
+    b = jnp.transpose(rhs, [*group, *shared, *axes.rhs_summed, *axes.rhs_contracting, *axes.rhs_columns])
     whole = bool(batch) and not shared and not summed  # no batch axis of rhs
     if not whole:
         lead = [axis.extent if axis.rhs is not None else 1 for axis in axes.batch]
-        b = jnp.broadcast_to(
-            b.reshape(*groups, *lead, *summed, math.prod(k), math.prod(n)), (*groups, *batch, *summed, math.prod(k), math.prod(n))
-        )
+        b = b.reshape(*groups, *lead, *summed, math.prod(k), math.prod(n))
+        b = jnp.broadcast_to(b, (*groups, *batch, *summed, *b.shape[-2:]))
     b = b.reshape(*groups, *([] if whole else [outer]), math.prod(k), math.prod(n))
     if axes.mode is not RaggedDotMode.BATCH:
         if sizes.ndim > 1:
@@ -139,7 +136,9 @@ def rearranged(operands: tuple[Any, ...], settings: Settings) -> Any:
             sizes = jnp.transpose(sizes, [*(at for at in present if at is not None), sizes.ndim - 1]).reshape(*shape, axes.group_total)
             sizes = jnp.broadcast_to(sizes, (*batch, *summed, axes.group_total)).reshape(outer, axes.group_total)
         if contracting and math.prod(k[1:]) != 1:  # rows of the ragged axis become so many each
-            sizes = jnp.clip(sizes, -1, k[0] + 1).astype(jnp.int32) * math.prod(k[1:])
+            most = min(k[0] + 1, jnp.iinfo(sizes.dtype).max)
+            sizes = jnp.clip(sizes, -1 if jnp.issubdtype(sizes.dtype, jnp.signedinteger) else 0, most).astype(jnp.int32)
+            sizes = sizes * math.prod(k[1:])
     else:
         sizes = jnp.zeros((1,), jnp.int32)
     at = 1 + grouped

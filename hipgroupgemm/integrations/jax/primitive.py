@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec
 
@@ -119,8 +120,33 @@ def _varying(x: Any) -> frozenset[Any]:
     return frozenset(getattr(aval, "vma", ())) if axes is None else frozenset(axes.varying)
 
 
+def _with_contracted_in_order(
+    operands: dict[str, Any], numbers: RaggedDotDimensionNumbers
+) -> tuple[dict[str, Any], RaggedDotDimensionNumbers]:
+    """The same product with the contracted axes in the order of the numbers in both operands.
+
+    Sizes that differ along contracted axes name these in the numbers' order, and a gradient in the operand's.
+    """
+    (lhs_k, rhs_k), batch = numbers.dot_dimension_numbers
+    if len(lhs_k) < 2 or numbers.lhs_ragged_dimensions[0] not in lhs_k:
+        return operands, numbers
+    moved, places = dict(operands), {}
+    for role, k in (("lhs", lhs_k), ("rhs", rhs_k)):
+        order = list(range(operands[role].ndim))
+        for place, axis in zip(sorted(k), k, strict=True):
+            order[place] = axis
+        places[role] = tuple(sorted(k))
+        if order != sorted(order):
+            moved[role] = jnp.transpose(operands[role], order)
+    ragged = places["lhs"][lhs_k.index(numbers.lhs_ragged_dimensions[0])]
+    return moved, RaggedDotDimensionNumbers(((places["lhs"], places["rhs"]), batch), (ragged,), numbers.rhs_group_dimensions)
+
+
 def bind(operands: dict[str, Any], settings: Settings) -> Any:
     """The ragged dot of operands by role. Inside shard_map all of them are made to vary along the same axes."""
+    if operands["group_sizes"].ndim > 1:
+        operands, numbers = _with_contracted_in_order(operands, settings.numbers)
+        settings = settings.change(numbers=numbers)
     settings = settings.change(has_group_offset="group_offset" in operands, has_bias="bias" in operands)
     arrays = [operands[role] for role in settings.roles]
     varying = [_varying(array) for array in arrays]

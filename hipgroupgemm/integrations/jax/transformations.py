@@ -17,7 +17,7 @@ from hipgroupgemm.config import RaggedDotMode
 from hipgroupgemm.integrations.jax.primitive import Settings, bind, by_role, problem_of, ragged_dot_p, shapes_of
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
 
-__all__ = ["register", "with_contracted_in_order"]
+__all__ = ["register"]
 
 
 class _Axes:
@@ -26,15 +26,15 @@ class _Axes:
     def __init__(self, numbers: RaggedDotDimensionNumbers, lhs_rank: int, rhs_rank: int) -> None:
         (self.lhs_k, self.rhs_k), (self.lhs_b, self.rhs_b) = numbers.dot_dimension_numbers
         self.ragged = numbers.lhs_ragged_dimensions[0]
-        group = numbers.rhs_group_dimensions
-        self.group = group[0] if group else None
+        self.group = group = numbers.rhs_group_dimensions
         self.lhs_free = tuple(a for a in range(lhs_rank) if a not in (*self.lhs_k, *self.lhs_b))
         self.rhs_free = tuple(a for a in range(rhs_rank) if a not in (*self.rhs_k, *self.rhs_b, *group))
         contracting = self.ragged in self.lhs_k
         self.mode = RaggedDotMode.CONTRACTING if contracting else RaggedDotMode.BATCH
         if self.ragged in self.lhs_free:
             self.mode = RaggedDotMode.NON_CONTRACTING
-        first, self.out_group = (1, 0) if contracting else (0, None)
+        self.out_group: tuple[int, ...] = (0,) if contracting else ()
+        first = len(self.out_group)
         self.out_b = tuple(range(first, first + len(self.lhs_b)))
         first += len(self.lhs_b)
         self.out_m = tuple(range(first, first + len(self.lhs_free)))
@@ -59,24 +59,23 @@ def _lhs_gradient(x: _Axes) -> _Plan:
     contracted, batch = (x.out_n, x.rhs_free), (x.out_b, x.rhs_b)
     labels = [*x.lhs_b, *x.lhs_free, *x.rhs_k_by_rhs()]
     if x.mode is RaggedDotMode.NON_CONTRACTING:
-        return _Numbers((contracted, batch), (x.out_m[x.lhs_free.index(x.ragged)],), (x.group,)), True, labels
+        return _Numbers((contracted, batch), (x.out_m[x.lhs_free.index(x.ragged)],), x.group), True, labels
     if x.mode is RaggedDotMode.BATCH:
         return _Numbers((contracted, batch), (x.out_b[x.lhs_b.index(x.ragged)],), ()), True, labels
     ragged = x.rhs_k[x.lhs_k.index(x.ragged)]
-    numbers = _Numbers(((x.rhs_free, x.out_n), (x.rhs_b, x.out_b)), (ragged,), (x.out_group,))
+    numbers = _Numbers(((x.rhs_free, x.out_n), (x.rhs_b, x.out_b)), (ragged,), x.out_group)
     return numbers, False, [*x.lhs_b, *x.rhs_k_by_rhs(), *x.lhs_free]
 
 
 def _rhs_gradient(x: _Axes) -> _Plan:
     kept = x.lhs_k_by_lhs()
     if x.mode is RaggedDotMode.CONTRACTING:
-        numbers = _Numbers(((x.lhs_free, x.out_m), (x.lhs_b, x.out_b)), (x.ragged,), (x.out_group,))
+        numbers = _Numbers(((x.lhs_free, x.out_m), (x.lhs_b, x.out_b)), (x.ragged,), x.out_group)
         return numbers, False, [*x.rhs_b, *kept, *x.rhs_free]
-    lead = [x.group] if x.mode is RaggedDotMode.NON_CONTRACTING else []
-    straight = [*lead, *x.rhs_b, *kept, *x.rhs_free]
-    swapped = [*lead, *x.rhs_b, *x.rhs_free, *kept]
+    straight = [*x.group, *x.rhs_b, *kept, *x.rhs_free]
+    swapped = [*x.group, *x.rhs_b, *x.rhs_free, *kept]
     if swapped == sorted(swapped) and straight != swapped:  # as a transposed rhs lies
-        where = x.out_m[x.lhs_free.index(x.ragged)] if lead else x.out_b[x.lhs_b.index(x.ragged)]
+        where = x.out_m[x.lhs_free.index(x.ragged)] if x.group else x.out_b[x.lhs_b.index(x.ragged)]
         return _Numbers(((x.out_m, x.lhs_free), (x.out_b, x.lhs_b)), (where,), ()), True, swapped
     return _Numbers(((x.lhs_free, x.out_m), (x.lhs_b, x.out_b)), (x.ragged,), ()), False, straight
 
@@ -87,8 +86,12 @@ def _gradient(role: str, d_out: Any, other: Any, aval: Any, operands: dict[str, 
     axes = _Axes(settings.numbers, *ranks)
     numbers, first, labels = (_lhs_gradient if role == "lhs" else _rhs_gradient)(axes)
     pair = (d_out, other) if first else (other, d_out)
-    used = {"lhs": pair[0], "rhs": pair[1], **{name: operands[name] for name in ("group_sizes", "group_offset") if name in operands}}
-    slabs = aval.shape[axes.group] if role == "rhs" and axes.mode is RaggedDotMode.NON_CONTRACTING else None
+    used: dict[str, Any] = {
+        "lhs": pair[0],
+        "rhs": pair[1],
+        **{name: operands[name] for name in ("group_sizes", "group_offset") if name in operands},
+    }
+    slabs = aval.shape[axes.group[0]] if role == "rhs" and axes.mode is RaggedDotMode.NON_CONTRACTING else None
     result = bind(used, settings.change(numbers=numbers, out_type=aval.dtype.name, group_count=slabs))
     order = [labels.index(axis) for axis in range(len(labels))]
     return result if order == sorted(order) else jnp.transpose(result, order)
@@ -125,7 +128,7 @@ def _spread_bias(operands: dict[str, Any], settings: Settings) -> Any:
     axes = _Axes(settings.numbers, operands["lhs"].ndim, operands["rhs"].ndim)
     lhs, rhs, bias = operands["lhs"], operands["rhs"], operands["bias"]
     ones = jnp.ones([1 if axis in axes.lhs_k else extent for axis, extent in enumerate(lhs.shape)], bias.dtype)
-    at = (axes.group, *axes.rhs_free)
+    at = (*axes.group, *axes.rhs_free)
     order = sorted(range(len(at)), key=lambda place: at[place])
     shape = [extent if axis in at else 1 for axis, extent in enumerate(rhs.shape)]
     full = [1 if axis in axes.rhs_k else extent for axis, extent in enumerate(rhs.shape)]
@@ -203,12 +206,11 @@ def _batch_product(front: dict[str, Any], at: dict[str, Any], extent: int, setti
     numbers = _Numbers(
         ((up(axes.lhs_k, "lhs"), up(axes.rhs_k, "rhs")), tuple(batch)),
         (axes.ragged + own["lhs"],),
-        () if axes.group is None else (axes.group + own["rhs"],),
+        up(axes.group, "rhs"),
     )
-    first = 0 if axes.out_group is None else 1
-    where = {"rows": first + len(axes.lhs_b), "columns": first + len(axes.lhs_b) + len(axes.lhs_free)}.get(
-        kind, first + last * len(axes.lhs_b)
-    )
+    first = len(axes.out_group)
+    rows = first + len(axes.lhs_b)
+    where = {"rows": rows, "columns": rows + len(axes.lhs_free)}.get(kind, rows if last else first)
     in_prefix = kind == "batch" or (kind == "rows" and axes.mode is RaggedDotMode.NON_CONTRACTING)
     if not last and in_prefix and (per_entry or sizes.ndim > 1):
         sizes = _with_prefix(sizes, per_entry, extent, lhs, axes, 0 if kind == "batch" else len(axes.lhs_b))
@@ -237,26 +239,6 @@ def _with_prefix(sizes: Any, per_entry: bool, extent: int, lhs: Any, axes: _Axes
     if sizes.ndim == 2:
         sizes = sizes.reshape(sizes.shape[0], *[1] * len(extents), sizes.shape[-1])
     return jnp.moveaxis(jnp.broadcast_to(sizes, (extent, *extents, sizes.shape[-1])), 0, where)
-
-
-def with_contracted_in_order(
-    operands: dict[str, Any], numbers: RaggedDotDimensionNumbers
-) -> tuple[dict[str, Any], RaggedDotDimensionNumbers]:
-    """The same product with the contracted axes in the order of the numbers in both operands.
-
-    Sizes that differ along contracted axes name these in the numbers' order, and a gradient in the operand's.
-    """
-    (lhs_k, rhs_k), batch = numbers.dot_dimension_numbers
-    moved, places = dict(operands), {}
-    for role, k in (("lhs", lhs_k), ("rhs", rhs_k)):
-        order = list(range(operands[role].ndim))
-        for place, axis in zip(sorted(k), k, strict=True):
-            order[place] = axis
-        places[role] = tuple(sorted(k))
-        if order != sorted(order):
-            moved[role] = jnp.transpose(operands[role], order)
-    ragged = places["lhs"][lhs_k.index(numbers.lhs_ragged_dimensions[0])]
-    return moved, _Numbers(((places["lhs"], places["rhs"]), batch), (ragged,), numbers.rhs_group_dimensions)
 
 
 def register() -> None:
