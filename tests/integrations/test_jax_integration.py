@@ -34,8 +34,8 @@ def x64():
 
 
 def arrays_of(case, rng, dtype=np.float64):
-    lhs, rhs = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in (case.lhs_shape, case.rhs_shape))
-    return lhs, rhs, jnp.asarray(case.sizes)
+    lhs, rhs = (rng.standard_normal(shape).astype(dtype) for shape in (case.lhs_shape, case.rhs_shape))
+    return lhs, rhs, case.sizes
 
 
 def dot(case, **keywords):
@@ -63,25 +63,20 @@ def close(got, wanted, epsilon=1e-12):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("empty", [False, True])
 def test_values_are_jax_s(mode, empty, rng, x64):
-    for _ in range(6):
+    """As they lie, and rearranged as XLA does on a GPU with operands that no backend takes as they lie."""
+    for _ in range(3):
         case = random_case(rng, mode, empty=empty)
         operands = arrays_of(case, rng)
-        got = jax.jit(dot(case))(*operands)
-        close(got, right(*operands, case.numbers))
+        settings = Settings(case.numbers, "float64")
+
+        @jax.jit
+        def program(lhs, rhs, sizes, small, case=case, settings=settings):
+            return dot(case)(lhs, rhs, sizes), rearranged((lhs, rhs, sizes), settings), rearranged((lhs, rhs, small), settings)
+
+        for got in program(*operands, case.sizes.astype(np.uint8)):
+            close(got, right(*operands, case.numbers))
         if not empty:
-            close(got, jax.lax.ragged_dot_general(*operands, numbers_for_jax(case.numbers)))
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("empty", [False, True])
-def test_rearranged_operands_give_the_same(mode, empty, rng, x64):
-    """What XLA does on a GPU to operands that no backend takes as they lie."""
-    for _ in range(8):
-        case = random_case(rng, mode, empty=empty)
-        operands = arrays_of(case, rng)
-        close(rearranged(operands, Settings(case.numbers, "float64")), right(*operands, case.numbers))
-        small = jnp.asarray(case.sizes, jnp.uint8)
-        close(rearranged((*operands[:2], small), Settings(case.numbers, "float64")), right(*operands, case.numbers))
+            close(got, jax.lax.ragged_dot_general(*map(jnp.asarray, operands), numbers_for_jax(case.numbers)))
 
 
 def test_every_type_that_jax_gives(rng):
@@ -139,34 +134,46 @@ def inner(a, b):
     return float((np.asarray(a, np.float64) * np.asarray(b, np.float64)).sum())
 
 
+def check_transpose(f, operands, rng, reference):
+    """Value, gradient and tangent of a bilinear f of (lhs, rhs, sizes), in one program."""
+    value = reference(*operands)
+    d_out = rng.standard_normal(value.shape)
+    moved = [rng.standard_normal(np.shape(x)) for x in operands[:2]]
+
+    @jax.jit
+    def program(lhs, rhs, sizes, d_out, x, y):
+        out, back = jax.vjp(lambda lhs, rhs: f(lhs, rhs, sizes), lhs, rhs)
+        return out, back(d_out), jax.jvp(lambda lhs, rhs: f(lhs, rhs, sizes), (lhs, rhs), (x, y))[1]
+
+    out, gradients, tangent = program(*operands, d_out, *moved)
+    lhs, rhs, sizes = operands
+    close(out, value)
+    changed = reference(moved[0], rhs, sizes), reference(lhs, moved[1], sizes)
+    close(tangent, changed[0] + changed[1])
+    for gradient, x, y in zip(gradients, moved, changed, strict=True):
+        assert gradient.shape == x.shape
+        assert abs(inner(gradient, x) - inner(d_out, y)) <= 1e-11 * max(1, inner(np.abs(d_out), np.abs(y)))
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("empty", [False, True])
 def test_gradients_are_the_transpose(mode, empty, rng, x64):
-    for _ in range(6):
+    for _ in range(3):
         case = random_case(rng, mode, empty=empty)
-        lhs, rhs, sizes = arrays_of(case, rng)
-        f = dot(case, alpha=0.75)
-        out, back = jax.vjp(f, lhs, rhs, sizes)
-        d_out = jnp.asarray(rng.standard_normal(out.shape))
-        d_lhs, d_rhs, d_sizes = jax.jit(back)(d_out)
-        assert d_sizes.dtype == jax.dtypes.float0
-        assert (d_lhs.shape, d_rhs.shape) == (lhs.shape, rhs.shape)
-        x, y = (jnp.asarray(rng.standard_normal(shape)) for shape in (lhs.shape, rhs.shape))
-        for moved, gradient, place in ((x, d_lhs, 0), (y, d_rhs, 1)):
-            forward = f(moved, rhs, sizes) if place == 0 else f(lhs, moved, sizes)
-            wanted = inner(d_out, forward)
-            assert abs(inner(gradient, moved) - wanted) <= 1e-11 * max(1, inner(np.abs(d_out), np.abs(forward)))
-        still = np.zeros(sizes.shape, jax.dtypes.float0)
-        value, tangent = jax.jvp(f, (lhs, rhs, sizes), (x, y, still))
-        close(value, out)
-        close(tangent, np.asarray(f(x, rhs, sizes)) + np.asarray(f(lhs, y, sizes)))
+        check_transpose(dot(case, alpha=0.75), arrays_of(case, rng), rng, lambda *x, n=case.numbers: right(*x, n, alpha=0.75))
+
+
+def test_sizes_have_no_gradient(rng):
+    x, w, s = jnp.ones((6, 4)), jnp.ones((2, 4, 3)), jnp.array([1, 2])
+    out, back = jax.vjp(ragged_dot, x, w, s)
+    assert back(out)[2].dtype == jax.dtypes.float0
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_second_derivatives(mode, rng, x64):
     case = random_case(rng, mode, largest=3)
     lhs, rhs, sizes = arrays_of(case, rng)
-    check_grads(lambda a, b: jnp.sin(dot(case)(a, b, sizes)), (lhs, rhs), order=2, modes=["fwd", "rev"], atol=1e-4, rtol=1e-4)
+    check_grads(jax.jit(lambda a, b: jnp.sin(dot(case)(a, b, sizes))), (lhs, rhs), order=2, modes=["rev"], atol=1e-4, rtol=1e-4)
 
 
 def loop_gradients(x, w, sizes, d_out):
@@ -214,7 +221,7 @@ def test_a_bias(rng, x64):
     wanted = np.zeros((9, 4))
     wanted[:6] = 0.5 * np.einsum("mk,mkn->mn", np.asarray(x)[:6], np.asarray(w)[groups]) + np.asarray(b)[groups]
     close(jax.jit(f)(x, w, b), wanted)
-    check_grads(lambda *operands: jnp.sin(f(*operands)), (x, w, b), order=2, modes=["fwd", "rev"], atol=1e-4, rtol=1e-4)
+    check_grads(jax.jit(lambda *operands: jnp.sin(f(*operands))), (x, w, b), order=2, modes=["rev"], atol=1e-4, rtol=1e-4)
     d_out = rng.standard_normal((9, 4))
     d_bias = jax.vjp(f, x, w, b)[1](jnp.asarray(d_out))[2]
     close(d_bias, np.stack([d_out[:6][groups == group].sum(0) for group in range(3)]))
@@ -232,7 +239,7 @@ def test_a_group_offset(on_device, rng, x64):
     full = np.zeros((4, 5, 4))
     full[1:3] = w
     close(jax.jit(f)(x, w), right(x, full, sizes, hgg_basic()))
-    check_grads(f, (x, w), order=2, modes=["fwd", "rev"], atol=1e-5, rtol=1e-5)
+    check_grads(jax.jit(f), (x, w), order=1, modes=["fwd", "rev"], atol=1e-5, rtol=1e-5)
     d_out = jnp.asarray(rng.standard_normal((9, 4)))
     d_w = jax.vjp(f, x, w)[1](d_out)[1]
     close(d_w, loop_gradients(x, full, sizes, d_out)[1][1:3])
@@ -242,36 +249,29 @@ def test_a_group_offset(on_device, rng, x64):
         return ragged_dot_general(x, d, sizes, wgrad, group_offset=offset, group_count=2)
 
     close(g(x, d_out), d_w)
-    check_grads(g, (x, d_out), order=2, modes=["fwd", "rev"], atol=1e-5, rtol=1e-5)
+    check_grads(jax.jit(g), (x, d_out), order=1, modes=["rev"], atol=1e-5, rtol=1e-5)
 
 
 # ---- vmap --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("empty", [False, True])
-def test_vmap_is_a_stack(mode, empty, rng, x64):
+def test_vmap_is_a_stack(mode, rng, x64):
     for mapped in ((1, 1, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (0, 1, 1), (1, 1, 1)):
-        case = random_case(rng, mode, empty=empty, largest=3)
-        extent = 3 if not empty else int(rng.integers(1, 3))
-        operands = arrays_of(case, rng)
-        entries = [list(operands) for _ in range(extent)]
-        places = []
+        case = random_case(rng, mode, empty=bool(rng.random() < 0.3), largest=3)
+        operands, places = list(arrays_of(case, rng)), []
         for i, yes in enumerate(mapped):
             places.append(int(rng.integers(0, operands[i].ndim + 1)) if yes else None)
-            for entry in entries if yes else ():
-                entry[i] = jnp.asarray(rng.standard_normal(operands[i].shape)) if i < 2 else jnp.asarray(rng.permuted(case.sizes, axis=-1))
-        stacked = [jnp.stack([e[i] for e in entries], place) if place is not None else operands[i] for i, place in enumerate(places)]
-        got = jax.jit(jax.vmap(dot(case), places))(*stacked)
-        close(got, np.stack([right(*entry, case.numbers) for entry in entries]))
-        d_out = jnp.asarray(rng.standard_normal(got.shape))
-        if mapped[:2] != (0, 0):
-            forward = jax.vmap(dot(case), places)
-            gradients = jax.vjp(forward, *stacked)[1](d_out)
-            for i in range(2):
-                moved = jnp.asarray(rng.standard_normal(stacked[i].shape))
-                changed = forward(*[moved if j == i else x for j, x in enumerate(stacked)])
-                assert abs(inner(gradients[i], moved) - inner(d_out, changed)) <= 1e-11 * max(1, inner(np.abs(d_out), np.abs(changed)))
+            if yes:
+                fresh = (rng.standard_normal(operands[i].shape) if i < 2 else rng.permuted(case.sizes, axis=-1) for _ in range(3))
+                operands[i] = np.stack(list(fresh), places[i])
+
+        def stack(*operands, places=tuple(places), case=case):
+            taken = zip(operands, places, strict=True)
+            entries = [[x if at is None else x.take(i, at) for x, at in taken] for i, taken in enumerate([list(taken)] * 3)]
+            return np.stack([right(*entry, case.numbers) for entry in entries])
+
+        check_transpose(jax.vmap(dot(case), places), operands, rng, stack)
 
 
 def test_vmap_of_nothing(rng):
@@ -373,7 +373,7 @@ print("sharded")
 
 
 def test_shard_map():
-    flags = "--xla_force_host_platform_device_count=4"
+    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
     result = run_python(SHARDED, XLA_FLAGS=flags)
     assert result.returncode == 0 and "sharded" in result.stdout, result.stderr[-3000:]
 
