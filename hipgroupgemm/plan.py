@@ -123,8 +123,8 @@ class GroupedMatmulPlan:
         """
         if isinstance(algorithm, str):
             name, number, backend = algorithm, index, self.backend
-            if number is None:
-                raise TypeError("index: got None, wanted the algorithm's index along with its name")
+            if number is None or isinstance(number, bool) or not hasattr(number, "__index__"):
+                raise TypeError(f"index: got {number!r}, wanted the algorithm's index along with its name")
         elif isinstance(algorithm, MatmulAlgorithm):
             name, number, backend = algorithm.name, algorithm.index, algorithm.backend
         else:
@@ -230,7 +230,7 @@ class GroupedMatmulPlan:
             NotImplementedError: no backend, or not each of the named ones, can run this.
         """
         settings = locals()
-        check_settings(deterministic=deterministic, store=store, isolate=False if isolate is None else isolate)
+        check_settings(store=store)
         plan, sizes = settings.pop("self"), settings.pop("group_sizes")
         with self._lock:
             self._require_open()

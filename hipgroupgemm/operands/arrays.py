@@ -49,6 +49,8 @@ def ArraySpec(shape: Sequence[int], dtype: Any, *, strides: Sequence[int] | None
         (640, 256)
     """
     kind = dtype_of(dtype)
+    if any(isinstance(number, bool) for number in (*shape, *(strides or ()))):
+        raise TypeError(f"shape={shape!r}, strides={strides!r}: must be ints")
     extents = tuple(int(extent) for extent in shape)
     steps = packed_strides(extents, kind.itemsize) if strides is None else tuple(int(step) for step in strides)
     if any(extent < 0 for extent in extents):
