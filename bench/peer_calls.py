@@ -74,17 +74,17 @@ class Cell:
 
     def __post_init__(self) -> None:
         self.config = config_of(self.kind, self.shape, "bfloat16")
-        self.verifier = Verifier(self.harness, self.config, [SizeSet(f"{self.dist} sizes", self.sizes)], copies=1, watch=False)
+        self.verifier = Verifier(self.harness, self.config, [SizeSet(f"{self.dist} sizes", self.sizes)], watch=False)
         self.verifier.use(0, timing=True)
         self.stream = torch.cuda.ExternalStream(self.harness.stream)
         self.slabs, self.transposed = self.kind.name.startswith("wgrad"), self.kind.name.startswith("dgrad")
-        lhs, rhs, out = (tensor(self.harness.view(self.verifier.operands[0], name)) for name in ("lhs", "rhs", "out"))
+        lhs, rhs, out = (tensor(self.harness.view(self.verifier.operands, name)) for name in ("lhs", "rhs", "out"))
         if self.slabs:
             self.lhs, self.weights, self.rhs, self.out = lhs[0, 0].t(), None, rhs[0, 0], out[:, 0]
         else:
             self.lhs, self.weights, self.out = lhs[0, 0], rhs[:, 0], out[0, 0]
             self.rhs = self.weights.transpose(1, 2) if self.transposed else self.weights
-        self.sizes_device = tensor(self.verifier.inputs.sizes)
+        self.sizes_device = tensor(self.verifier.sizes)
         self.offs = torch.cumsum(self.sizes_device, 0).to(torch.int32)
         torch.cuda.synchronize()
 

@@ -17,17 +17,9 @@ from hipgroupgemm.config_rules import inner_axis, validate_config
 from hipgroupgemm.config_types import COMPUTE_TYPES, FLOAT32_MAX, FLOAT_BYTES, PRECISION_ALGORITHMS, Epilogue, RaggedDotMode
 
 __all__ = [
-    "COMPUTE_TYPES",
-    "FLOAT32_MAX",
-    "FLOAT_BYTES",
-    "PRECISION_ALGORITHMS",
-    "Epilogue",
-    "GroupedGemmConfig",
-    "RaggedDotMode",
-    "capacity_of",
-    "inner_axis",
-    "validate_config",
-]
+    "COMPUTE_TYPES", "FLOAT32_MAX", "FLOAT_BYTES", "PRECISION_ALGORITHMS", "Epilogue", "GroupedGemmConfig", "RaggedDotMode", "capacity_of",
+    "inner_axis", "validate_config",
+]  # fmt: skip
 
 JSON_VERSION = 2
 
@@ -79,6 +71,12 @@ class GroupedGemmConfig:
     group stride then says nothing and is that of the arrays in a row; its alignment is the least of them all.
 
     Raises TypeError or ValueError, from `validate_config`, when the fields do not make sense together.
+
+    Example:
+        >>> from hipgroupgemm import ArraySpec, config_for_ragged_dot
+        >>> config = config_for_ragged_dot(ArraySpec((6, 4), "float32"), ArraySpec((2, 4, 3), "float32"), ArraySpec((2,), "int32"))
+        >>> config.ragged_mode.name, config.trans_b, GroupedGemmConfig.from_json(config.to_json()) == config
+        ('NON_CONTRACTING', False, True)
     """
 
     m: int
@@ -156,13 +154,14 @@ class GroupedGemmConfig:
         Raises ValueError when `capacity` is below the ragged extent.
         """
         if capacity is None:
-            if self.__dict__.get("_key") is None:
-                object.__setattr__(self, "_key", self._key_at(self.capacity))
-            key: GroupedGemmConfig = self.__dict__["_key"]
-            return key
-        if capacity < self.ragged_extent:
+            return self._key
+        if isinstance(capacity, bool) or capacity < self.ragged_extent:
             raise ValueError(f"capacity={capacity} is below the ragged extent {self.ragged_extent}; ask for at least that")
         return self._key_at(capacity)
+
+    @functools.cached_property
+    def _key(self) -> GroupedGemmConfig:
+        return self._key_at(self.capacity)
 
     def _key_at(self, capacity: int) -> GroupedGemmConfig:
         new: dict[str, Any] = {"alpha": 1.0, "beta": 1.0 if self.beta else 0.0}
@@ -178,13 +177,10 @@ class GroupedGemmConfig:
             new["k"] = capacity
             new.update(self._raised("lhs", self.k, capacity, self.m, ragged_is_inner=not self.trans_a))
             new.update(self._raised("rhs", self.k, capacity, self.n, ragged_is_inner=self.trans_b))
-        new.update({name: new[field] for name, field in self._derived().items() if field in new})
+        new.update({name: new[field] for name, field in self.derived_fields().items() if field in new})
         if not self.beta:
             for name in ("leading_dim_stride", "inner_stride", "batch_stride", "stride_ragged_dim", "alignment"):
-                c, out = (
-                    ("c_stride_ragged_dim", "output_stride_ragged_dim") if name == "stride_ragged_dim" else (f"c_{name}", f"output_{name}")
-                )
-                new[c] = new.get(out, getattr(self, out))
+                new[f"c_{name}"] = new.get(f"output_{name}", getattr(self, f"output_{name}"))
         return dataclasses.replace(self, **new)
 
     def _raised(self, which: str, extent: int, capacity: int, other: int, *, ragged_is_inner: bool) -> dict[str, int]:
@@ -228,9 +224,8 @@ class GroupedGemmConfig:
         """
         found = set(self.epilogue.features())
         for field in dataclasses.fields(self):
-            if field.name in GroupedGemmConfig.__dataclass_fields__ and field.default is dataclasses.MISSING:
-                continue  # a field that every config has: the rules below know it
-            if field.name != "epilogue" and not field.metadata.get("layout") and getattr(self, field.name) != field.default:
+            known = field.name in GroupedGemmConfig.__dataclass_fields__ and field.default is dataclasses.MISSING  # to the rules below
+            if not known and field.name != "epilogue" and not field.metadata.get("layout") and getattr(self, field.name) != field.default:
                 found.add(field.name.removesuffix("_extent"))
         operand = max(FLOAT_BYTES[self.type_a], FLOAT_BYTES[self.type_b])
         needed = {
@@ -247,14 +242,9 @@ class GroupedGemmConfig:
 
     def layouts(self) -> frozenset[str]:
         """By name, what is unusual about how the operands lie: column_major_output, and <operand>_inner_stride where that is not 1."""
-        found = {f"{name}_inner_stride" for name in ("lhs", "rhs", "output") if getattr(self, f"{name}_inner_stride") != 1}
-        if self.beta and self.c_inner_stride != 1:
-            found.add("c_inner_stride")
-        if self.epilogue.bias and self.bias_inner_stride != 1:
-            found.add("bias_inner_stride")
-        if not self.must_swap_operands:
-            found.add("column_major_output")
-        return frozenset(found)
+        there = {"lhs": True, "rhs": True, "output": True, "c": self.beta != 0, "bias": self.epilogue.bias}
+        strided = [f"{name}_inner_stride" for name in there if there[name] and getattr(self, f"{name}_inner_stride") != 1]
+        return frozenset(strided if self.must_swap_operands else [*strided, "column_major_output"])
 
     def with_scalars(self, alpha: float, beta: float) -> GroupedGemmConfig:
         """This config with another alpha and beta, finite ones: not validated anew, and with the key that it has found already.
@@ -266,7 +256,8 @@ class GroupedGemmConfig:
         if bool(beta) != bool(self.beta):
             raise ValueError(f"beta={beta}: is another key than beta={self.beta}")
         other = object.__new__(GroupedGemmConfig)
-        other.__dict__.update(self.__dict__, alpha=alpha, beta=beta, _hash=None)
+        other.__dict__.update(self.__dict__, alpha=alpha, beta=beta)
+        other.__dict__.pop("_hash", None)
         return other
 
     # ---- strides by axis ---------------------------------------------------------------------------------------------------
@@ -296,13 +287,11 @@ class GroupedGemmConfig:
 
     def _output_like(self, which: str) -> tuple[int, int, int, int]:
         inner, leading = getattr(self, f"{which}_inner_stride"), getattr(self, f"{which}_leading_dim_stride")
-        group = 0
-        if self.ragged_mode is RaggedDotMode.CONTRACTING:
-            group = getattr(self, f"{which}_stride_ragged_dim")
+        group = getattr(self, f"{which}_stride_ragged_dim") if self.ragged_mode is RaggedDotMode.CONTRACTING else 0
         matrix = (leading, inner) if self.must_swap_operands else (inner, leading)
         return (group, getattr(self, f"{which}_batch_stride"), *matrix)
 
-    def _derived(self) -> dict[str, str]:
+    def derived_fields(self) -> dict[str, str]:
         """The fields that repeat another one, and which: what XLA calls the strides of the ragged dimension and of the groups."""
         mode = self.ragged_mode
         if mode is RaggedDotMode.BATCH:
@@ -316,10 +305,6 @@ class GroupedGemmConfig:
             return {"stride_ragged_dim": lhs, "stride_group_dim": "rhs_inner_stride" if self.trans_b else "rhs_leading_dim_stride"}
         row = "leading_dim_stride" if self.must_swap_operands else "inner_stride"
         return {"stride_ragged_dim": lhs, "output_stride_ragged_dim": f"output_{row}", "c_stride_ragged_dim": f"c_{row}"}
-
-    def derived_strides(self) -> dict[str, int]:
-        """What each of the fields has to be that repeat another one."""
-        return {name: getattr(self, field) for name, field in self._derived().items()}
 
     # ---- work ----------------------------------------------------------------------------------------------------------------
 
@@ -435,12 +420,12 @@ class GroupedGemmConfig:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
+
     def __hash__(self) -> int:
-        cached = self.__dict__.get("_hash")
-        if cached is None:
-            cached = hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
-            object.__setattr__(self, "_hash", cached)
-        return int(cached)
+        return self._hash
 
 
 def _distinct(*axes: tuple[int, int]) -> int:

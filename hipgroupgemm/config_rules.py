@@ -104,9 +104,9 @@ def _validate_layout(config: GroupedGemmConfig) -> None:
                 f"{name}={value}: the inner axis must be the one with the smaller stride, got strides {strides[0]} and {strides[1]}"
             )
     mode = c.ragged_mode
-    for name, wanted in c.derived_strides().items():
-        if getattr(c, name) != wanted:
-            raise ValueError(f"{name}={getattr(c, name)}: must be {wanted} in {mode.name} (GroupedGemmConfig says which)")
+    for name, field in c.derived_fields().items():
+        if getattr(c, name) != getattr(c, field):
+            raise ValueError(f"{name}={getattr(c, name)}: must be {getattr(c, field)} in {mode.name}, as {field}")
     if 0 not in (c.m, c.n, c.batch_count):
         axes = zip((c.group_count if mode is RaggedDotMode.CONTRACTING else 1, c.batch_count, c.m, c.n), c.output_strides, strict=True)
         reach = 1

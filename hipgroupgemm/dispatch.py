@@ -8,34 +8,29 @@ other, or with a stream, a workspace or a check of their own, are parsed each ti
 
 from __future__ import annotations
 
-import functools
 import itertools
-import operator
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
-
-import numpy as np
 
 from hipgroupgemm.backends import selection
 from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.device_array import order_streams
 from hipgroupgemm.operands.dtypes import DTYPES
-from hipgroupgemm.operands.exchange import exchange_reader
 from hipgroupgemm.operands.views import ArrayView, ListView, numpy_view, packed_strides
 from hipgroupgemm.problem.canonicalize import GroupCount, Problem, check_host_values
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
-from hipgroupgemm.problem.parse import ARRAYS, ROLES, Call, parse
+from hipgroupgemm.problem.parse import Call, parse
+from hipgroupgemm.problem.readers import Reader, choose_reader, readers, torch_types
 from hipgroupgemm.runtime import get_runtime
+from hipgroupgemm.runtime.forks import new_rlock
 
 __all__ = ["CallCache", "Plan", "PlanCache", "PreparedCall", "run", "take_output"]
 
 _MOST_CALLS = 512
-_MOST_READERS = 256
 ticks = itertools.count(1)
 # no int and no float: 1 and 1.0 would be found under True, which is no int anywhere
 _PLAIN = set((str, bool, type, type(None), GroupCount, RaggedDotDimensionNumbers, *(type(dtype) for dtype in DTYPES.values())))
@@ -313,12 +308,6 @@ def _capturing(call: Call) -> bool:
         return runtime.is_capturing(call.stream)
 
 
-# ---- reading arrays directly -------------------------------------------------------------------------------------------------
-
-_Read = tuple["Hashable", "dict[str, Any]", int]
-_Reader = Callable[["dict[str, Any]", Any], "_Read | None"]
-
-
 def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[Hashable, ...], dict[str, Any]] | None:
     """A call's key and the operands' addresses (of a list a tuple of them), or None for a call that has to be parsed."""
     if arguments["stream"] is not None or arguments["workspace"] is not None:
@@ -331,7 +320,7 @@ def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[H
     if (arguments["offs"] is None) == (arguments["group_sizes"] is None):
         return None
     kind: Any = type(arguments["lhs"])
-    reader = _readers[kind] if kind in _readers else _choose_reader(kind)
+    reader = readers[kind] if kind in readers else _choose_reader(kind)
     found = None if reader is None else reader(arguments, kind)
     if found is None or 0 in found[1].values():  # without memory: a freed storage (or no elements); parsed, and refused by name
         return None
@@ -339,120 +328,10 @@ def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[H
     return (kind, layouts, stream, scalars, arguments["tail"], settings), pointers
 
 
-def _read_numpy(arguments: dict[str, Any], kind: Any) -> _Read | None:
-    layouts: list[Hashable] = []
-    pointers = {}
-    for name, role in _ROLES_OF_ARRAYS:
-        array = arguments[name]
-        if array is None:
-            layouts.append(None)
-        elif type(array) is kind:
-            pointer = array.__array_interface__["data"][0]
-            pointers[role] = pointer
-            layouts += (pointer & 15, array.shape, array.strides, array.dtype, name != "out" or array.flags.writeable)
-        elif not _read_list(array, (kind,), _numpy_array, role, layouts, pointers):
-            return None
-    return tuple(layouts), pointers, 0
-
-
-def _read_list(
-    entries: Any,
-    kinds: tuple[type, ...],
-    read: Callable[[Any], tuple[Any, ...]],
-    role: str,
-    layouts: list[Hashable],
-    pointers: dict[str, Any],
-) -> bool:
-    """Adds a list of arrays of one layout, all with memory: `read` gives one's address and layout. False for what is no such list."""
-    if type(entries) not in (list, tuple) or not entries or not ROLES[role].listed:
-        return False
-    first = read(entries[0])[1:] if type(entries[0]) in kinds else ()
-    found = [read(entry) if type(entry) in kinds else (0,) for entry in entries]
-    if any(entry[0] == 0 or entry[1:] != first for entry in found):
-        return False
-    pointers[role] = tuple([entry[0] for entry in found])
-    layouts += (len(found), functools.reduce(operator.or_, pointers[role]) & 15, *first)
-    return True
-
-
-def _numpy_array(array: Any) -> tuple[Any, ...]:
-    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype, array.flags.writeable
-
-
-def _read_cupy(arguments: dict[str, Any], kind: Any) -> _Read | None:
-    layouts: list[Hashable] = []
-    pointers = {}
-    for name, role in _ROLES_OF_ARRAYS:
-        array = arguments[name]
-        if array is None:
-            layouts.append(None)
-        elif type(array) is kind:
-            data = array.data
-            pointer = pointers[role] = data.ptr
-            layouts += (pointer & 15, array.shape, array.strides, array.dtype.num, data.device_id)
-        elif not _read_list(array, (kind,), _cupy_array, role, layouts, pointers):
-            return None
-    return tuple(layouts), pointers, arrays.current_cupy_stream(arguments["lhs"].data.device_id)
-
-
-def _cupy_array(array: Any) -> tuple[Any, ...]:
-    return array.data.ptr, array.shape, array.strides, array.dtype.num, array.data.device_id
-
-
-def _torch_reader(types: tuple[type, ...]) -> _Reader:
-    """Reads plain tensors and parameters, where no transformation and no recording of gradients may miss the call."""
-    torch: Any = sys.modules["torch"]
-    recording, read = torch.is_grad_enabled, exchange_reader(types, _ROLES) or functools.partial(_read_tensors, types)
-    transforming = arrays.torch_transforming
-    return lambda arguments, _: None if transforming() else read(_operands_of(arguments), recording())
-
-
-def _read_tensors(types: tuple[type, ...], tensors: tuple[Any, ...], recording: bool) -> _Read | None:
-    """What `exchange_reader` reads, from Python."""
-    layouts: list[Hashable] = []
-    pointers = {}
-    try:
-        for role, tensor in zip(_ROLES, tensors, strict=True):
-            if tensor is None:
-                layouts.append(None)
-            elif type(tensor) in types and not (recording and tensor.requires_grad) and not tensor.is_neg():
-                pointer = pointers[role] = tensor.data_ptr()
-                layouts += (pointer & 15, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-            elif not _read_list(tensor, types, functools.partial(_tensor, recording), role, layouts, pointers):
-                return None
-        index = tensors[0].get_device()
-    except RuntimeError:  # a sparse or nested tensor has no address or no strides
-        return None
-    return tuple(layouts), pointers, 0 if index < 0 else arrays.current_torch_stream(index)
-
-
-def _tensor(recording: bool, tensor: Any) -> tuple[Any, ...]:
-    if (recording and tensor.requires_grad) or tensor.is_neg():
-        return (0,)
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-
-_ROLES = tuple("group_sizes" if name == "offs" else name for name in ARRAYS)
-_ROLES_OF_ARRAYS = tuple(zip(ARRAYS, _ROLES, strict=True))
-_operands_of: Callable[[dict[str, Any]], tuple[Any, ...]] = operator.itemgetter(*ARRAYS)
-_readers: dict[type, _Reader | None] = {}
-
-
-def _torch_types() -> tuple[type, ...]:
-    torch: Any = sys.modules.get("torch")
-    return () if not hasattr(torch, "nn") else (torch.Tensor, torch.nn.Parameter)
-
-
-def _choose_reader(kind: type) -> _Reader | None:
-    found: _Reader | None = _read_numpy if kind is np.ndarray else None
-    if kind is getattr(sys.modules.get("cupy"), "ndarray", None):
-        found = _read_cupy
-    elif kind in (types := _torch_types()):
-        found = _torch_reader(types)
+def _choose_reader(kind: type) -> Reader | None:
+    found = choose_reader(kind)
+    if found is not None and kind in torch_types():
         _PLAIN.add(sys.modules["torch"].dtype)
-    if len(_readers) >= _MOST_READERS:  # a caller that makes classes without end
-        _readers.clear()
-    _readers[kind] = found
     return found
 
 
@@ -469,7 +348,7 @@ class PlanCache(Generic[_P]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._version = selection.version
         self._plans: dict[Hashable, _P] = {}
         _caches.add(self)
@@ -521,7 +400,6 @@ class PlanCache(Generic[_P]):
 
     def forget(self) -> None:
         """Drops everything without touching a device: for a forked child, which has none."""
-        self._lock = threading.RLock()
         self._plans = {}
 
 

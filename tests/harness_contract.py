@@ -191,7 +191,7 @@ def right_result(bench: Harness, operands: OperandSet, case: Case, group_offset:
 
 def right_operands(bench: Harness, case: Case, seed: int = 3) -> OperandSet:
     """Operands whose out holds the right result."""
-    (operands,) = bench.operands(case.config, seed=seed)
+    operands = bench.operands(case.config, seed=seed)
     bench.poison(operands)
     put(bench, operands, right_result(bench, operands, case))
     return operands
@@ -203,18 +203,18 @@ def right_operands(bench: Harness, case: Case, seed: int = 3) -> OperandSet:
 def check_right_result_passes(bench: Harness, case: Case) -> None:
     operands = right_operands(bench, case)
     verdict = bench.check(operands, case.host_sizes, seed=1)
-    assert verdict.fault == ""
-    assert 0 <= verdict.error <= verdict.limit
+    assert verdict.reason == ""
+    assert 0 <= verdict.error <= verdict.error_limit
     sampled = bench.check(operands, case.host_sizes, seed=1, budget=1.0)
-    assert sampled.fault == ""
+    assert sampled.reason == ""
     bench.release(operands)
 
 
 def check_inputs(bench: Harness, case: Case) -> None:
     """Elements are numbers, the first address has the config's alignment, everything around them is NaN; two seeds differ."""
-    (operands,) = bench.operands(case.config, seed=11)
-    (again,) = bench.operands(case.config, seed=11)
-    (other,) = bench.operands(case.config, seed=12)
+    operands = bench.operands(case.config, seed=11)
+    again = bench.operands(case.config, seed=11)
+    other = bench.operands(case.config, seed=12)
     for name, layout in operands.layouts.items():
         if not layout.size:
             continue
@@ -249,7 +249,7 @@ def check_planted_faults(bench: Harness, case: Case, rng: np.random.Generator) -
     def planted(at: Sequence[int], value: float, words: str) -> None:
         kept = peek(bench, address_of(operands, "out", at), layout.dtype.itemsize)
         change(bench, operands, at, value)
-        fault = bench.check(operands, case.host_sizes).fault
+        fault = bench.check(operands, case.host_sizes).reason
         assert words in fault, f"{at} = {value}: {fault!r}"
         assert f"row {at[2]} column {at[3]}" in fault
         poke(bench, address_of(operands, "out", at), kept)
@@ -262,7 +262,7 @@ def check_planted_faults(bench: Harness, case: Case, rng: np.random.Generator) -
         planted(at, np.nan, "1 of ")
         kept = peek(bench, address_of(operands, "out", at), layout.dtype.itemsize)
         poke(bench, address_of(operands, "out", at), np.full(layout.dtype.itemsize, 0xFF, np.uint8))
-        assert "1 elements were not written" in bench.check(operands, case.host_sizes).fault
+        assert "1 elements were not written" in bench.check(operands, case.host_sizes).reason
         poke(bench, address_of(operands, "out", at), kept)
     places = [tuple(int(i) for i in at) for at in np.argwhere(np.broadcast_to(~covered[..., None], layout.shape))]
     for at in [places[int(rng.integers(len(places)))], places[0], places[-1]] if places else []:
@@ -274,9 +274,9 @@ def check_planted_faults(bench: Harness, case: Case, rng: np.random.Generator) -
         gaps = np.flatnonzero(mask)
         for offset in {int(gaps[0]), int(gaps[-1]), int(rng.choice(gaps)), int(gaps[gaps >= 64][0])}:
             poke(bench, operands.pointers["out"] - 64 + offset, np.zeros(1, np.uint8))
-            assert "1 bytes between or around" in bench.check(operands, case.host_sizes).fault
+            assert "1 bytes between or around" in bench.check(operands, case.host_sizes).reason
             poke(bench, operands.pointers["out"] - 64 + offset, np.full(1, 0xFF, np.uint8))
-    assert bench.check(operands, case.host_sizes).fault == ""
+    assert bench.check(operands, case.host_sizes).reason == ""
     bench.release(operands)
 
 
@@ -296,7 +296,7 @@ def check_others_rows_do_not_matter(bench: Harness, case: Case) -> None:
             rhs[0, batch, end:] = np.nan
     put(bench, operands, lhs, "lhs")
     put(bench, operands, rhs, "rhs")
-    assert bench.check(operands, case.host_sizes).fault == ""
+    assert bench.check(operands, case.host_sizes).reason == ""
     bench.release(operands)
 
 
@@ -326,28 +326,28 @@ def check_sampling_finds_a_wrong_tile(bench: Harness) -> None:
     values = bench.values(operands)
     budget = config.flops(sizes) / 6
     verdict = bench.check(operands, case.host_sizes, seed=5, budget=budget)
-    assert verdict.fault == "" and " of 233 rows x " in verdict.checked
+    assert verdict.reason == "" and " of 233 rows x " in verdict.amount
     tile = values.copy()
     tile[0, 0, 64:96, 64:96] += 1.0
     put(bench, operands, tile)
-    assert "are wrong" in bench.check(operands, case.host_sizes, seed=5, budget=budget).fault
+    assert "are wrong" in bench.check(operands, case.host_sizes, seed=5, budget=budget).reason
     for row in (0, 1, 130, 131, 132, 133, 232):
         wrong = values.copy()
         wrong[0, 0, row] += 1.0
         put(bench, operands, wrong)
-        assert "are wrong" in bench.check(operands, case.host_sizes, seed=6, budget=1.0).fault, row
+        assert "are wrong" in bench.check(operands, case.host_sizes, seed=6, budget=1.0).reason, row
     put(bench, operands, values)
     change(bench, operands, (0, 0, 77, 77), np.nan)
-    assert "1 elements are NaN, the first at row 77 column 77" in bench.check(operands, case.host_sizes, budget=1.0).fault
+    assert "1 elements are NaN, the first at row 77 column 77" in bench.check(operands, case.host_sizes, budget=1.0).reason
     put(bench, operands, values)
     change(bench, operands, (0, 0, 239, 149), 1e-30)
-    assert "no group covers" in bench.check(operands, case.host_sizes, budget=1.0).fault
+    assert "no group covers" in bench.check(operands, case.host_sizes, budget=1.0).reason
     bench.release(operands)
 
 
 def check_digests_and_renewal(bench: Harness, case: Case) -> None:
     """A digest tells of any byte of an input, gaps and guards included, and of nothing else; renewed inputs are others, where they were."""
-    (operands,) = bench.operands(case.config, seed=13)
+    operands = bench.operands(case.config, seed=13)
     inputs = [name for name in operands.layouts if name != "out"]
     before = bench.digest(operands)
     assert sorted(before) == sorted(inputs) and before == bench.digest(operands)
@@ -398,18 +398,18 @@ def check_sizes_in_place(bench: Harness) -> None:
 
 def check_out_full_of_numbers(bench: Harness, case: Case) -> None:
     """What was finite before the run is judged as strictly, its gaps too, and a group may be left out."""
-    (operands,) = bench.operands(case.config, seed=15)
+    operands = bench.operands(case.config, seed=15)
     bench.poison(operands, 0x42)
     values = bench.values(operands).astype(np.float64)
     assert np.isfinite(values).all() and (np.abs(values) > 1).all()
     if values.size and covered_rows(case).any():
-        assert "are wrong" in bench.check(operands, case.host_sizes, fill=0x42).fault
+        assert "are wrong" in bench.check(operands, case.host_sizes, fill=0x42).reason
     put(bench, operands, right_result(bench, operands, case))
-    assert bench.check(operands, case.host_sizes, fill=0x42).fault == ""
+    assert bench.check(operands, case.host_sizes, fill=0x42).reason == ""
     layout = operands.layouts["out"]
     if layout.size:
         poke(bench, operands.pointers["out"] + layout.reach, np.array([0xFF], np.uint8))
-        assert "1 bytes between or around" in bench.check(operands, case.host_sizes, fill=0x42).fault
+        assert "1 bytes between or around" in bench.check(operands, case.host_sizes, fill=0x42).reason
         poke(bench, operands.pointers["out"] + layout.reach, np.array([0x42], np.uint8))
     filled = np.flatnonzero(np.atleast_2d(case.host_sizes).any(axis=0))
     if layout.size and case.config.ragged_mode is not Mode.BATCH and filled.size and case.config.k:
@@ -419,18 +419,18 @@ def check_out_full_of_numbers(bench: Harness, case: Case) -> None:
             if sizes[group]:
                 contracting = case.config.ragged_mode is Mode.CONTRACTING
                 change(bench, operands, (group, batch, 0, 0) if contracting else (0, batch, int(sizes[: group + 1].sum()) - 1, 0), 2.0**15)
-        assert "are wrong" in bench.check(operands, case.host_sizes, fill=0x42).fault
-        assert bench.check(operands, case.host_sizes, fill=0x42, without=group).fault == ""
+        assert "are wrong" in bench.check(operands, case.host_sizes, fill=0x42).reason
+        assert bench.check(operands, case.host_sizes, fill=0x42, without=group).reason == ""
     bench.release(operands)
 
 
 def check_undefined_tail(bench: Harness) -> None:
     case = CASES["forward float32"]
     operands = right_operands(bench, case)
-    fault = bench.check(operands, case.host_sizes, tail="undefined").fault
+    fault = bench.check(operands, case.host_sizes, tail="undefined").reason
     assert "201 elements that no group covers are wrong" in fault  # 3 rows of 67 were written
     poke(bench, address_of(operands, "out", (0, 0, 34, 0)), np.full(3 * 67 * 4, 0xFF, np.uint8))
-    assert bench.check(operands, case.host_sizes, tail="undefined").fault == ""
+    assert bench.check(operands, case.host_sizes, tail="undefined").reason == ""
     bench.release(operands)
 
 
@@ -441,55 +441,50 @@ def check_small_errors(bench: Harness) -> None:
     values = bench.values(operands)
     covered = np.broadcast_to(covered_rows(case)[..., None], values.shape)
     put(bench, operands, np.where(covered, values * np.float32(1 + 2.0**-21), values))
-    fault = bench.check(operands, case.host_sizes).fault
+    fault = bench.check(operands, case.host_sizes).reason
     assert fault.startswith("relative error"), fault
     bench.release(operands)
 
 
-def check_copies_and_refusals(bench: Harness) -> None:
+def check_refusals(bench: Harness) -> None:
     case = CASES["forward bfloat16"]
-    first, second = bench.operands(case.config, seed=1, copies=2)
-    assert first.pointers["out"] == second.pointers["out"] and first.pointers["lhs"] != second.pointers["lhs"]
-    assert (bench.values(first, "lhs") != bench.values(second, "lhs")).any()
-    bench.release(first)
-    put(bench, second, right_result(bench, second, case))
-    assert bench.check(second, case.host_sizes).fault == ""
+    operands = right_operands(bench, case)
     for sizes, words in (([5, -1, 3], "at least 0"), ([5, 30, 3], "at most 37"), ([5, 6], "shape")):
         with np.testing.assert_raises_regex(ValueError, words):
-            bench.check(second, np.array(sizes))
+            bench.check(operands, np.array(sizes))
     with np.testing.assert_raises_regex(ValueError, "beta=1"):
-        bench.check(second, case.host_sizes, beta=1.0)
-    bench.release(second)
-    bench.release(second)
+        bench.check(operands, case.host_sizes, beta=1.0)
+    bench.release(operands)
+    bench.release(operands)
 
 
 def check_scalars_and_offsets(bench: Harness) -> None:
     """alpha and beta of a call instead of the config's, alpha = 0 that reads no product, and groups out of more."""
     case = CASES["c"]
     other = Case("c, other scalars", dataclasses.replace(case.config, alpha=-0.25, beta=2.0), case.sizes)
-    (operands,) = bench.operands(case.config, seed=21)
+    operands = bench.operands(case.config, seed=21)
     bench.poison(operands)
     put(bench, operands, right_result(bench, operands, other))
-    assert bench.check(operands, case.host_sizes, alpha=-0.25, beta=2.0).fault == ""
-    assert "are wrong" in bench.check(operands, case.host_sizes).fault
+    assert bench.check(operands, case.host_sizes, alpha=-0.25, beta=2.0).reason == ""
+    assert "are wrong" in bench.check(operands, case.host_sizes).reason
     arguments = bench.arguments(operands, bench.sizes(case.host_sizes), alpha=-0.25, beta=2.0, tail="undefined", group_offset=0)
     assert (arguments.config.alpha, arguments.config.beta, arguments.config.key()) == (-0.25, 2.0, case.config.key())
     with np.testing.assert_raises_regex(ValueError, "beta=0"):
         bench.arguments(operands, bench.sizes(case.host_sizes), beta=0.0)
     put(bench, operands, (2.0 * bench.values(operands, "c").astype(np.float64)).astype(operands.layouts["out"].dtype))
     put(bench, operands, np.full(operands.layouts["lhs"].shape, np.nan), "lhs")
-    assert bench.check(operands, case.host_sizes, alpha=0.0, beta=2.0).fault == ""
+    assert bench.check(operands, case.host_sizes, alpha=0.0, beta=2.0).reason == ""
     bench.release(operands)
     sizes = [4, 9, 3, 8]
     config = _config(FORWARD, spec((30, 14), "float32"), spec((2, 14, 10), "float32"), sizes, group_offset=1)
     case = Case("groups out of more", config, sizes)
-    (operands,) = bench.operands(config, seed=22)
+    operands = bench.operands(config, seed=22)
     bench.poison(operands)
     put(bench, operands, right_result(bench, operands, case, group_offset=1))
-    assert bench.check(operands, case.host_sizes, group_offset=1).fault == ""
-    assert "no group covers" in bench.check(operands, case.host_sizes, group_offset=2).fault
+    assert bench.check(operands, case.host_sizes, group_offset=1).reason == ""
+    assert "no group covers" in bench.check(operands, case.host_sizes, group_offset=2).reason
     change(bench, operands, (0, 0, 3, 9), 1e-20)
-    assert "row 3 column 9" in bench.check(operands, case.host_sizes, group_offset=1).fault
+    assert "row 3 column 9" in bench.check(operands, case.host_sizes, group_offset=1).reason
     with np.testing.assert_raises_regex(ValueError, "group_offset=3"):
         bench.check(operands, case.host_sizes, group_offset=3)
     bench.release(operands)
@@ -498,7 +493,7 @@ def check_scalars_and_offsets(bench: Harness) -> None:
 def check_overflow(bench: Harness) -> None:
     """A sum past the type's largest number is infinity by right, of the right sign; of any other element infinity is wrong."""
     case = Case("overflow", _config(FORWARD, spec((24, 700), "float16"), spec((2, 700, 9), "float16"), [11, 12]), [11, 12])
-    (operands,) = bench.operands(case.config, seed=6)
+    operands = bench.operands(case.config, seed=6)
     lhs = bench.values(operands, "lhs")
     lhs[0, 0, :5] = 40000.0
     lhs[0, 0, 12] *= 3000
@@ -509,9 +504,9 @@ def check_overflow(bench: Harness) -> None:
     put(bench, operands, result)
     infinite = np.argwhere(np.isinf(result))
     assert len(infinite) > 20 and np.isfinite(result[0, 0, 20]).all()
-    assert bench.check(operands, case.host_sizes).fault == ""
+    assert bench.check(operands, case.host_sizes).reason == ""
     for at, value in ((tuple(infinite[0]), -result[tuple(infinite[0])]), ((0, 0, 20, 3), np.inf)):
         change(bench, operands, at, value)
-        assert f"row {at[2]} column {at[3]}" in bench.check(operands, case.host_sizes).fault
+        assert f"row {at[2]} column {at[3]}" in bench.check(operands, case.host_sizes).reason
         change(bench, operands, at, result[at])
     bench.release(operands)

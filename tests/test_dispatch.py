@@ -23,6 +23,7 @@ from hipgroupgemm import api, backends, dispatch, plan
 from hipgroupgemm.backends.base import Executable, MatmulAlgorithm
 from hipgroupgemm.backends.reference import ReferenceBackend
 from hipgroupgemm.operands import arrays
+from hipgroupgemm.problem import readers
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -90,9 +91,11 @@ def gpu(monkeypatch):
     cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: stream, runtime=runtime, Device=lambda index: contextlib.nullcontext())
     cupy.ndarray, cupy.empty = FakeArray, FakeArray
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(arrays, "_cupy_is_hip", None)
+    monkeypatch.setattr(arrays, "_cupy_kind", lambda: "cuda")
     monkeypatch.setattr(arrays, "_adapter", functools.lru_cache(arrays._adapter.__wrapped__))
-    monkeypatch.setattr(dispatch, "_readers", {})
+    fresh = {}
+    monkeypatch.setattr(dispatch, "readers", fresh)
+    monkeypatch.setattr(readers, "readers", fresh)
     idle = types.SimpleNamespace(use_device=lambda index: contextlib.nullcontext(), is_capturing=lambda stream: stream in captured)
     captured = set()
     monkeypatch.setattr(plan, "get_runtime", lambda kind: idle)
@@ -396,6 +399,15 @@ def test_settings_of_a_wrong_type_are_named():
         for name in ("deterministic", "store", "isolate"):
             with pytest.raises(TypeError, match=f"{name}='off'"):
                 plan.autotune(**{name: "off"})
+        for wrong in ([[]], 3, [None]):
+            with pytest.raises(TypeError, match="backends="):
+                plan.autotune(backends=wrong)
+        for wrong in (True, False, None, 0.0, "0"):
+            with pytest.raises(TypeError, match="index: got"):
+                plan.set_algorithm(plan.algorithm.name, wrong)
+    for shape, strides in (((True, 2), None), ((1, 2), (True, 4))):
+        with pytest.raises(TypeError, match="must be ints"):
+            hgg.ArraySpec(shape, "float32", strides=strides)
 
 
 def test_classes_without_end_are_not_all_remembered():
@@ -403,5 +415,5 @@ def test_classes_without_end_are_not_all_remembered():
     for number in range(700):
         kind = type(f"Rows{number}", (np.ndarray,), {})
         hgg.ragged_dot(lhs.view(kind), rhs, sizes)
-    assert len(dispatch._readers) <= 300 and arrays._adapter.cache_info().currsize <= 300
-    assert np.ndarray in dispatch._readers or hgg.ragged_dot(lhs, rhs, sizes) is not None
+    assert len(dispatch.readers) <= 300 and arrays._adapter.cache_info().currsize <= 300
+    assert np.ndarray in dispatch.readers or hgg.ragged_dot(lhs, rhs, sizes) is not None

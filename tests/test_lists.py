@@ -287,7 +287,7 @@ def test_overlaps(warm, rng):
             call(one, one)
     cases = [
         (r"out\[0\]: shares memory with out\[2\]", [one[0], one[1], one[0]], None, {}),
-        (r"out\[1\]: shares memory with c\[1\] without being exactly c\[1\]", shifted(), shifted(1), {}),
+        (r"out\[0\]: shares memory with c\[0\] without being exactly c\[0\]", shifted(), shifted(1), {}),
         (r"out\[.\]: shares memory with c\[.\]", one, [one[1], one[0], one[2]], {}),
         (r"out\[2\]: shares memory with rhs", [one[0], one[1], rhs[2:6]], None, {}),
         (r"out\[1\]: shares memory with lhs", one, None, {"lhs": one[1].reshape(-1)[:8].reshape(2, 4), "rhs": rhs[:2]}),

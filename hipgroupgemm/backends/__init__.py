@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import os
-import threading
 from collections.abc import Callable, Iterable
 
 from hipgroupgemm.backends.base import Backend
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.operands.views import Device
+from hipgroupgemm.runtime.forks import new_rlock
 
 __all__ = [
-    "StoredWinner",
-    "backend_kinds",
-    "backend_names",
-    "check_settings",
-    "get_backend",
-    "register_backend",
-    "registry_version",
-    "select_backend",
-    "selection",
-    "selection_changed",
-    "unregister_backend",
-]
+    "StoredWinner", "backend_kinds", "backend_names", "check_settings", "get_backend", "register_backend", "select_backend", "selection",
+    "selection_changed", "unregister_backend",
+]  # fmt: skip
 
 StoredWinner = Callable[[GroupedGemmConfig, Device], "str | None"]
 """Looks up the backend that tuning has found best for a key on a device; None where nothing is stored."""
@@ -36,7 +26,7 @@ _BUILTIN: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 _DEVICE_KINDS = ("cpu", "cuda", "rocm")
-_lock = threading.RLock()
+_lock = new_rlock()
 _kinds: dict[str, tuple[str, ...]] = {name: kinds for name, (_, kinds) in _BUILTIN.items()}  # replaced, never changed: read without a lock
 _loaded: dict[str, Backend] = {}
 
@@ -47,14 +37,6 @@ class _Selection:
 
 selection = _Selection()
 """Its version changes when a backend comes or goes or tuning results are stored: the same call may be given to another backend then."""
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()  # a thread that held it at the fork is not in the child
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def register_backend(backend: Backend, kinds: Iterable[str], *, first: bool = False) -> None:
@@ -95,13 +77,8 @@ def unregister_backend(name: str) -> None:
         selection.version += 1
 
 
-def registry_version() -> int:
-    """`selection.version`."""
-    return selection.version
-
-
 def selection_changed() -> None:
-    """Makes `registry_version` another one: what `select_backend`'s `stored` answers has changed."""
+    """Makes `selection.version` another one: what `select_backend`'s `stored` answers has changed."""
     with _lock:
         selection.version += 1
 
@@ -154,10 +131,8 @@ def select_backend(config: GroupedGemmConfig, device: Device, name: str | None =
             raise NotImplementedError(f"backend {name!r} refuses: {reason}")
         return backend
     winner = stored(config.key(), device) if stored is not None else None
-    if winner in _kinds:
-        backend = get_backend(str(winner))
-        if backend.can_handle(config, device) is None:
-            return backend
+    if winner in _kinds and get_backend(str(winner)).can_handle(config, device) is None:
+        return get_backend(str(winner))
     found, refusals = _first_that_can(config, device)
     if found is None:
         raise NotImplementedError(f"no backend runs this grouped GEMM on {device}: " + "; ".join(refusals))

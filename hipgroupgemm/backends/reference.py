@@ -244,17 +244,14 @@ class _ReferenceExecutable(Executable):
         run_config(arguments.config, arguments)
 
     def explain(self) -> str:
-        kind = self.config.compute_type.replace("tf32", "float32 (more exact than the tf32 asked for)")
-        c = self.config
-        text = f"one NumPy product a group, accumulated in {kind}"
-        widened = [name for name, held in (("lhs", c.type_a), ("rhs", c.type_b)) if held != c.compute_type.replace("tf32", "float32")]
+        c, exact = self.config, " (more exact than the tf32 asked for)"
+        kind = c.compute_type.replace("tf32", "float32")
+        text = f"one NumPy product a group, accumulated in {kind}{exact if c.compute_type == 'tf32' else ''}"
+        operands = (("lhs", c.type_a, c.lhs_inner_stride, c.m * c.k), ("rhs", c.type_b, c.rhs_inner_stride, c.k * c.n))
+        widened = [name for name, held, _, _ in operands if held != kind]
         if widened:
             text += f"; {' and '.join(widened)} widened to it a group at a time"
-        copied = [
-            name
-            for name, stride, extent in (("lhs", c.lhs_inner_stride, c.m * c.k), ("rhs", c.rhs_inner_stride, c.k * c.n))
-            if stride != 1 and extent > 1
-        ]
+        copied = [name for name, _, stride, extent in operands if stride != 1 and extent > 1]
         if copied:
             text += f"; NumPy copies {' and '.join(copied)} a group at a time, no stride being 1: a contiguous copy may be faster"
         return text
@@ -312,18 +309,15 @@ def compute_call(call: Call, axes: RaggedDotAxes, accumulate: np.dtype[Any]) -> 
     batch = [axis.extent for axis in axes.batch]
     lhs, rhs = host_array(call.lhs), _stacked(call.views["rhs"])
     summed = [lhs.shape[i] for i in axes.lhs_summed]
-    m = [lhs.shape[i] for i in axes.lhs_rows]
-    k = [lhs.shape[i] for i in axes.lhs_contracting]
-    n = [rhs.shape[i] for i in axes.rhs_columns]
-    a = lhs.transpose([axis.lhs for axis in axes.batch if axis.lhs is not None] + [*axes.lhs_summed, *axes.lhs_rows, *axes.lhs_contracting])
-    a = a.reshape(*batch, *summed, math.prod(m), math.prod(k))
+    m, k = (math.prod(lhs.shape[i] for i in held) for held in (axes.lhs_rows, axes.lhs_contracting))
+    n = math.prod(rhs.shape[i] for i in axes.rhs_columns)
+    lhs_batch = [axis.lhs for axis in axes.batch if axis.lhs is not None]
+    rhs_batch = [axis.rhs for axis in axes.batch if axis.rhs is not None]
+    a = lhs.transpose([*lhs_batch, *axes.lhs_summed, *axes.lhs_rows, *axes.lhs_contracting]).reshape(*batch, *summed, m, k)
     group = [] if axes.rhs_group is None else [axes.rhs_group]
-    order = group + [axis.rhs for axis in axes.batch if axis.rhs is not None] + [*axes.rhs_summed, *axes.rhs_contracting, *axes.rhs_columns]
-    b = rhs.transpose(order)
-    groups = [rhs.shape[i] for i in group]
-    lead = [axis.extent if axis.rhs is not None else 1 for axis in axes.batch]
-    b = b.reshape(*groups, *lead, *summed, math.prod(k), math.prod(n))
-    b = np.broadcast_to(b, (*groups, *batch, *summed, *b.shape[-2:]))
+    groups, lead = [rhs.shape[i] for i in group], [1 if axis.rhs is None else axis.extent for axis in axes.batch]
+    b = rhs.transpose([*group, *rhs_batch, *axes.rhs_summed, *axes.rhs_contracting, *axes.rhs_columns])
+    b = np.broadcast_to(b.reshape(*groups, *lead, *summed, k, n), (*groups, *batch, *summed, k, n))
     slabs = [0] if axes.mode is RaggedDotMode.CONTRACTING else []
     out_order = [*slabs, *(axis.out for axis in axes.batch), *axes.out_rows, *axes.out_columns]
     whole = _stacked(call.views["out"])
@@ -337,7 +331,7 @@ def compute_call(call: Call, axes: RaggedDotAxes, accumulate: np.dtype[Any]) -> 
         bounds = select_groups(bounds, call.group_offset or 0, axes.group_count)
         if bounds.fault is not None and call.check == "sync":
             bounds.fault.throw(axes.ragged_extent)
-        inner = math.prod(k[1:]) if axes.mode is RaggedDotMode.CONTRACTING else 1
+        inner = math.prod(lhs.shape[i] for i in axes.lhs_contracting[1:]) if axes.mode is RaggedDotMode.CONTRACTING else 1
         sizes_axes = [axis.sizes for axis in axes.batch] + list(axes.sizes_summed)
         starts, ends = bounds.starts, bounds.ends
         if sizes.ndim > 1:  # the prefix's axes in the order of batch and summed, length 1 where the sizes are shared

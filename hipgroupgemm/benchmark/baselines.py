@@ -44,8 +44,8 @@ class Baseline(Executable):
         self.xp = array_library(self._harness.device)
         self.contracting = verifier.config.ragged_mode is RaggedDotMode.CONTRACTING
         self.host_sizes = verifier.sets[0].sizes
-        self.sizes = self._array(verifier.inputs.sizes)
-        lhs, rhs, out = (self._array(self._harness.view(verifier.operands[0], name))[:, 0] for name in ("lhs", "rhs", "out"))
+        self.sizes = self._array(verifier.sizes)
+        lhs, rhs, out = (self._array(self._harness.view(verifier.operands, name))[:, 0] for name in ("lhs", "rhs", "out"))
         self.lhs, self.rhs, self.out = (lhs[0], rhs[0], out) if self.contracting else (lhs[0], rhs, out[0])
 
     def _array(self, view: ArrayView) -> Any:

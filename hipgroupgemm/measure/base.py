@@ -10,14 +10,14 @@ import abc
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.measure.check import CheckCounts, CheckResult, Products, Sample, check_result_of, draw_sample, host_integers, products_of
+from hipgroupgemm.measure.check import CheckCounts, Outcome, Products, Sample, check_outcome_of, draw_sample, host_integers, products_of
 from hipgroupgemm.measure.layouts import Layout, layouts_of
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.operands.views import ArrayView, Device, numpy_view, packed_strides
@@ -78,7 +78,6 @@ class Harness(abc.ABC):
     Attributes:
         device: whose memory it is. stream: handle of the stream that everything is done on, and that calls under test are to use.
         budget: floating-point operations of a check, where none are given.
-        cache_bytes: inputs of fewer bytes may stay in a cache between calls.
         table: random numbers before they repeat: a prime, so that no row or matrix repeats at its own start.
         note: what a person should know of times that were taken here, "" for nothing.
     """
@@ -86,7 +85,6 @@ class Harness(abc.ABC):
     device: Device
     stream: int = 0
     budget: float
-    cache_bytes: int
     table: int
     note: str = ""
 
@@ -164,33 +162,28 @@ class Harness(abc.ABC):
         self._live.add(memory)
         return memory
 
-    def operands(self, config: GroupedGemmConfig, *, seed: int, copies: int = 1) -> list[OperandSet]:
+    def operands(self, config: GroupedGemmConfig, *, seed: int) -> OperandSet:
         """Fresh operands for a config: its own ragged extent, strides, alignments and types, normal random numbers, out poisoned; what the
         strides skip, and guards before and behind each operand, is NaN. Raises MemoryError where there is no room.
 
         Args:
             config: the problem. seed: of the numbers.
-            copies: sets wanted at the most, so that calls in turn find none of their inputs in a cache. Only one is made where the inputs
-                do not fit the caches anyway. All sets share one out.
         """
         layouts = layouts_of(config)
-        inputs = sum(layout.nbytes for name, layout in layouts.items() if name != "out")
-        count = max(copies, 1) if inputs < self.cache_bytes else 1
         table = max(min(max(layout.size for layout in layouts.values()), self.table), 1) * 8
-        needed, free = inputs * count + layouts["out"].nbytes + table, self.free_bytes()
+        needed, free = sum(layout.nbytes for layout in layouts.values()) + table, self.free_bytes()
         if needed > free:
             raise MemoryError(f"the operands take {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on {self.device}")
-        rng, sets, out = np.random.default_rng(seed), [], self._make(layouts["out"].nbytes)
-        for _ in range(count):
-            memory = {name: out if name == "out" else self._make(layout.nbytes) for name, layout in layouts.items()}
-            pointers = {name: memory[name].ptr + layout.offset if layout.size else 0 for name, layout in layouts.items()}
-            sets.append(OperandSet(config, layouts, pointers, memory))
-            self._draw(sets[-1], rng)
-        self.poison(sets[0])
-        return sets
+        memory = {name: self._make(layout.nbytes) for name, layout in layouts.items()}
+        pointers = {name: memory[name].ptr + layout.offset if layout.size else 0 for name, layout in layouts.items()}
+        operands = OperandSet(config, layouts, pointers, memory)
+        self.renew(operands, seed=seed)
+        self.poison(operands)
+        return operands
 
-    def _draw(self, operands: OperandSet, rng: np.random.Generator) -> None:
-        """Fills inputs with random numbers, NaN around them."""
+    def renew(self, operands: OperandSet, *, seed: int) -> None:
+        """Draws all inputs anew where they lie, NaN around them; out stays as it is."""
+        rng = np.random.default_rng(seed)
         for name in operands.inputs:
             layout, memory = operands.layouts[name], operands.memory[name]
             self.set_bytes(memory.ptr, layout.poison, memory.nbytes)
@@ -200,12 +193,8 @@ class Harness(abc.ABC):
                     wide *= max(1 / math.sqrt(max(operands.config.k, 1)), 2.0**-6)
                 self._scatter(layout, operands.pointers[name], wide.astype(layout.dtype, copy=False))
 
-    def renew(self, operands: OperandSet, *, seed: int) -> None:
-        """Draws all inputs anew where they lie, NaN around them; out stays as it is."""
-        self._draw(operands, np.random.default_rng(seed))
-
     def release(self, operands: OperandSet) -> None:
-        """Frees a set's memory; a shared out goes with the last of its sets. A second call does nothing."""
+        """Frees a set's memory. A second call does nothing."""
         operands.memory.clear()
 
     def sizes(self, values: Any) -> ArrayView:
@@ -254,6 +243,20 @@ class Harness(abc.ABC):
         memory, nan = operands.memory["out"], operands.layouts["out"].poison
         self.set_bytes(memory.ptr, nan if fill is None else fill, memory.nbytes)
 
+    def fill(self, operands: OperandSet, name: str, part: Mapping[int, tuple[int, int]], byte: int | None = None) -> None:
+        """Fills the elements of a part of an operand with NaN, or with a byte; none where the layout is not nested.
+
+        Args:
+            operands, name: which. part: first and one-past-last index along some axes.
+        """
+        layout, shape, address = operands.layouts[name], list(operands.layouts[name].shape), operands.pointers[name]
+        for axis, (first, end) in part.items():
+            shape[axis] = end - first
+            address += first * layout.byte_strides[axis]
+        if layout.nested and min(shape) > 0:
+            value = np.full(layout.dtype.itemsize, layout.poison if byte is None else byte, np.uint8).view(layout.dtype)
+            self._scatter(dataclasses.replace(layout, shape=tuple(shape)), address, value)
+
     def values(self, operands: OperandSet, name: str = "out") -> Array:
         """A packed copy of an operand's elements on the host, (group, batch, row, column). Waits."""
         layout = operands.layouts[name]
@@ -274,7 +277,7 @@ class Harness(abc.ABC):
         group_offset: int = 0,
         fill: int | None = None,
         without: int | None = None,
-    ) -> CheckResult:
+    ) -> Outcome:
         """Compares out, poisoned before the run, with a product accumulated in float64 straight from the operation's definition.
 
         Where a full comparison takes more floating-point operations than `budget` (None: the harness's own), rows and columns are sampled,
@@ -292,7 +295,7 @@ class Harness(abc.ABC):
         products = products_of(_with_scalars(operands.config, alpha, beta), host_sizes, group_offset, without)
         sample = draw_sample(products, seed, self.budget if budget is None else budget)
         seen = self._check(operands, products, sample, tail, operands.layouts["out"].poison if fill is None else fill)
-        return check_result_of(products, seen, sample.checked)
+        return check_outcome_of(products, seen, sample.checked)
 
     def snapshot(self, operands: OperandSet) -> Memory:
         """A copy of out as it is when the stream comes to it; `free` it."""

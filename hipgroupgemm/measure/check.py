@@ -18,8 +18,8 @@ from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.tolerance import Tolerance, largest_finite, tolerance_for
 
 __all__ = [
-    "CheckCounts", "CheckResult", "Products", "Sample", "Wrong", "check_arrays", "check_result_of", "differing", "digest_of", "draw_sample",
-    "host_integers", "products_of", "touched_bytes",
+    "CheckCounts", "Outcome", "Products", "Sample", "Wrong", "bounds_of", "check_arrays", "check_outcome_of", "differing", "digest_of",
+    "draw_sample", "host_integers", "products_of", "touched_bytes",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -32,14 +32,21 @@ _PRODUCT = [(name, np.int64) for name in ("batch", "group", "row_first", "row_en
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckResult:
-    """What came out of one check: the relative Frobenius error over what was compared, and its bound; what is wrong, "" for a right result;
-    and how much was looked at, in words."""
+class Outcome:
+    """What came of a check, or of a step with a candidate.
 
-    error: float
-    limit: float
-    fault: str
-    checked: str
+    Attributes:
+        verdict: "" where nothing is wrong so far, else "wrong", "failed" and so on. reason: why.
+        error, error_limit: the relative Frobenius error over what was compared, and its bound, where something was checked.
+        ms: milliseconds, where it was timed. amount: how much was checked, in words.
+    """
+
+    verdict: str = ""
+    reason: str = ""
+    error: float | None = None
+    error_limit: float | None = None
+    ms: float | None = None
+    amount: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +75,7 @@ def products_of(config: GroupedGemmConfig, sizes: Any, group_offset: int = 0, wi
     if config.ragged_mode is RaggedDotMode.BATCH:
         starts, ends = np.zeros((batches, 1), np.int64), np.full((batches, 1), config.m)
     else:
-        starts, ends = _bounds(config, sizes, group_offset)
+        starts, ends = bounds_of(config, sizes, group_offset)
     each, filled = np.zeros(starts.shape, _PRODUCT), ends > starts
     each["batch"], each["group"] = np.indices(starts.shape)
     if config.ragged_mode is RaggedDotMode.CONTRACTING:
@@ -91,7 +98,8 @@ def products_of(config: GroupedGemmConfig, sizes: Any, group_offset: int = 0, wi
     return Products(config, each.reshape(-1), np.ascontiguousarray(covered), found[-1] if found else scaled, scaled)
 
 
-def _bounds(config: GroupedGemmConfig, sizes: Any, group_offset: int) -> tuple[Integers, Integers]:
+def bounds_of(config: GroupedGemmConfig, sizes: Any, group_offset: int = 0) -> tuple[Integers, Integers]:
+    """First and one-past-last row of each group from `group_offset` on, each (batch, group_count); ValueError for what does not fit."""
     batches, extent, host = config.batch_count, config.ragged_extent, host_integers(sizes)
     wanted = (batches, config.group_total) if config.sizes_per_batch else (config.group_total,)
     if host.shape != wanted:
@@ -188,8 +196,8 @@ class CheckCounts:
     touched: int = 0
 
 
-def check_result_of(products: Products, seen: CheckCounts, checked: str) -> CheckResult:
-    """The result of what was seen: the fault that says most comes first, all that there are are named."""
+def check_outcome_of(products: Products, seen: CheckCounts, checked: str) -> Outcome:
+    """What comes of what was seen: the fault that says most comes first, all that there are are named."""
     config, limit, error, faults = products.config, products.tolerance.relative, 0.0, []
     if seen.square_error != 0:
         error = math.sqrt(seen.square_error / seen.square_norm) if seen.square_norm else math.inf
@@ -209,7 +217,7 @@ def check_result_of(products: Products, seen: CheckCounts, checked: str) -> Chec
         faults.append(f"{seen.wrong} of {seen.compared} elements are wrong{worst}, the first {seen.first.describe(config)}")
     elif seen.compared >= _ENOUGH and seen.square_norm and not error <= limit:
         faults.append(f"relative error {error:.2e}, at most {limit:.2e} is right")
-    return CheckResult(error, limit, "; ".join(faults), checked)
+    return Outcome("wrong" if faults else "", "; ".join(faults), error, limit, amount=checked)
 
 
 def _place_of(config: GroupedGemmConfig, index: int) -> str:

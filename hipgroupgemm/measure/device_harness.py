@@ -1,4 +1,7 @@
-"""The harness of a CUDA or ROCm device, on this package's own runtime: no array library is needed."""
+"""The harness of a CUDA or ROCm device, on this package's own runtime: no array library is needed.
+
+The structs are those of `device/judge_arguments.h`, which the kernels of `device/judge.cpp` are given.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,8 @@ import numpy as np
 
 from hipgroupgemm import native
 from hipgroupgemm.backends.device_kernels import THREADS, kernel_headers
-from hipgroupgemm.measure import device_check as dc
 from hipgroupgemm.measure.base import Array, Harness, Memory, OperandSet
-from hipgroupgemm.measure.check import CheckCounts, Products, Sample, check_arrays
+from hipgroupgemm.measure.check import CheckCounts, Products, Sample, Wrong, check_arrays
 from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.operands.dtypes import dtype_of
@@ -35,6 +37,33 @@ _ON_HOST = 1 << 30  # bytes of operands that are brought to the host at the most
 _PRODUCT, _COPY = 8192, 1 << 30  # extents and bytes of what the roofline is measured by
 
 
+TYPES = {"bfloat16": 0, "float16": 1, "float32": 2, "float64": 3}
+"""Element types that the kernels read, and their numbers."""
+
+CHUNK = 4096  # kChunkElements
+_ROWS, _COLUMNS = 16, 64  # HGG_JUDGE_ROWS, HGG_JUDGE_COLUMNS
+_KEPT, _ROWS_INSIDE = 1, 2  # flags
+_NOWHERE = (1 << 64) - 1
+
+
+def _struct(fields: str, **kinds: Any) -> np.dtype[Any]:
+    """A struct of the fields "names:type, names:type"."""
+    parts = [part.split(":") for part in fields.split(",")]
+    return np.dtype([(name, kinds.get(kind, kind)) for names, kind in parts for name in names.split()])
+
+
+# Tests compare the compiler's own offsets with these.
+COUNTS = _struct("count wrong first:u8, got wanted bound square_error square_norm:f8, unwritten nan first_nan:u8, worst:f8")
+TENSOR = _struct("base:u8, group_stride batch_stride row_stride column_stride:i8, type aligned:i4")
+CHECK_TILE = _struct("first k_first k_end:i8, accumulation:f8, batch group count zero:i4")
+CHECK_ARGUMENTS = _struct(
+    "lhs rhs out c bias:tensor, groups batches rows columns:i8, tiles:u8, tile_count:i8, row_list column_list:u8, column_count:i8,"
+    "covered findings poison:u8, alpha beta rounding smallest scaled:f8, flags zero:u4",
+    tensor=TENSOR,
+)
+MEMORY_ARGUMENTS = _struct("base other:u8, extent stride:4i8, count first skip:i8, findings:u8, bytes:i4, poison:u4")
+
+
 class CheckKernels:
     """`device/judge.cpp` compiled for one device."""
 
@@ -43,7 +72,7 @@ class CheckKernels:
             source = file.read()
         module = runtime.module_from_source(source, "hipgroupgemm_judge.cpp", ("-std=c++17",), device, kernel_headers())
         self._runtime, self._module = runtime, module
-        self._parameters = {dtype.itemsize: KernelParameters([Blob(dtype.itemsize)]) for dtype in (dc.CHECK_ARGUMENTS, dc.MEMORY_ARGUMENTS)}
+        self._parameters = {dtype.itemsize: KernelParameters([Blob(dtype.itemsize)]) for dtype in (CHECK_ARGUMENTS, MEMORY_ARGUMENTS)}
 
     def launch(self, name: str, arguments: Array, grid: int, stream: int) -> None:
         """Launches a kernel by name; the device must be current."""
@@ -88,9 +117,8 @@ class DeviceHarness(Harness):
         info = self.runtime.device_info(self._index)
         self._kernels: CheckKernels = CheckKernels(self.runtime, self._index) if kernels is None else kernels
         self._blocks = 8 * info.multiprocessors  # of a grid at the most
-        self._last_level = max(info.l2_bytes, _INFINITY_CACHE if self.device.kind == "rocm" else 32 * _MEBI)
-        self._flushed = 4 * max(info.l2_bytes, self._last_level // 2)
-        self.cache_bytes = 2 * self._last_level
+        last_level = max(info.l2_bytes, _INFINITY_CACHE if self.device.kind == "rocm" else 32 * _MEBI)
+        self._flushed = 4 * max(info.l2_bytes, last_level // 2)
         self.stream = self.runtime.create_stream(self._index)
         self._start, self._end = (self.runtime.create_event(self._index, timing=True) for _ in range(2))
         self._scratch: Memory | None = None
@@ -105,7 +133,7 @@ class DeviceHarness(Harness):
     def _bring(self, arrays: Sequence[Array], blocks: int) -> tuple[list[int], int]:
         """Copies host arrays to scratch memory, with room for counts behind them: (the arrays' addresses, the counts' address)."""
         offsets = np.cumsum([0, *(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)]).tolist()
-        needed = offsets[-1] + blocks * dc.COUNTS.itemsize
+        needed = offsets[-1] + blocks * COUNTS.itemsize
         if self._scratch is None or self._scratch.nbytes < needed:
             if self._scratch is not None:
                 self._scratch.free()
@@ -118,7 +146,7 @@ class DeviceHarness(Harness):
     def _counts(self, name: str, arguments: Array, grid: int) -> Array:
         """Launches a kernel and returns its blocks' counts. Waits."""
         self._launch(name, arguments, grid)
-        found: Array = self._read(int(arguments["findings"]), grid * dc.COUNTS.itemsize).view(dc.COUNTS)
+        found: Array = self._read(int(arguments["findings"]), grid * COUNTS.itemsize).view(COUNTS)
         return found
 
     def _grid(self, units: int) -> int:
@@ -126,9 +154,9 @@ class DeviceHarness(Harness):
 
     def _walk(self, layout: Layout, address: int, **values: int) -> tuple[Array, int]:
         """The arguments of a kernel that walks over a layout's elements, and its grid."""
-        arguments = _filled(dc.MEMORY_ARGUMENTS, base=address, bytes=layout.dtype.itemsize, **values)
-        arguments["extent"], arguments["stride"] = dc.walk_axes(layout)
-        return arguments, self._grid(dc.walk_units(arguments["extent"].tolist()))
+        arguments = _filled(MEMORY_ARGUMENTS, base=address, bytes=layout.dtype.itemsize, **values)
+        arguments["extent"], arguments["stride"] = walk_axes(layout)
+        return arguments, self._grid(walk_units(arguments["extent"].tolist()))
 
     def _sum(self, name: str, arguments: Array, grid: int) -> int:
         _, arguments["findings"] = self._bring([], grid)
@@ -166,7 +194,7 @@ class DeviceHarness(Harness):
 
     def _digest(self, address: int, nbytes: int) -> int:
         """Of the last 15 bytes, which are guards, some are left out."""
-        return self._sum("hgg_digest", _filled(dc.MEMORY_ARGUMENTS, base=address, count=nbytes // 16), self._touch_grid(nbytes))
+        return self._sum("hgg_digest", _filled(MEMORY_ARGUMENTS, base=address, count=nbytes // 16), self._touch_grid(nbytes))
 
     def _differing(self, layout: Layout, address: int, other: int) -> int:
         return self._sum("hgg_same", *self._walk(layout, address, other=other)) if layout.size else 0
@@ -191,11 +219,9 @@ class DeviceHarness(Harness):
 
     def _check(self, operands: OperandSet, products: Products, sample: Sample, tail: str, fill: int) -> CheckCounts:
         layouts, small = operands.layouts, operands.nbytes <= _ON_HOST
-        unread = [layout.dtype.name for layout in layouts.values() if layout.dtype.name not in dc.TYPES]
+        unread = [layout.dtype.name for layout in layouts.values() if layout.dtype.name not in TYPES]
         if unread and not small:
-            raise NotImplementedError(
-                f"{unread[0]} on {self.device}: the check reads {', '.join(dc.TYPES)}, others up to 1 GiB of operands"
-            )
+            raise NotImplementedError(f"{unread[0]} on {self.device}: the check reads {', '.join(TYPES)}, others up to 1 GiB of operands")
         seen, overflowed = (None, False) if unread else self._compare(operands, products, sample, tail, fill)
         if seen is None or (overflowed and small):  # the kernel knows no sum that is infinite by right
             seen = check_arrays(products, sample, {name: self.values(operands, name) for name in layouts}, tail, fill)
@@ -203,7 +229,7 @@ class DeviceHarness(Harness):
         skip = out.reach if out.reach == out.size * out.dtype.itemsize else 0  # where nothing lies between elements
         guards = {"count": out.nbytes, "first": out.offset, "skip": skip, "poison": fill}
         arguments, _ = self._walk(out, buffer + out.offset, **guards)
-        seen.touched = self._sum("hgg_gaps", arguments, self._grid(-(-(out.nbytes - skip) // dc.CHUNK)))
+        seen.touched = self._sum("hgg_gaps", arguments, self._grid(-(-(out.nbytes - skip) // CHUNK)))
         return seen
 
     def _compare(self, operands: OperandSet, products: Products, sample: Sample, tail: str, fill: int) -> tuple[CheckCounts, bool]:
@@ -211,29 +237,29 @@ class DeviceHarness(Harness):
         config, layout, seen, overflowed = products.config, operands.layouts["out"], CheckCounts(), False
         if not layout.size:
             return seen, overflowed
-        tiles, (groups, batches, m, n) = dc.tiles_of(products, sample), layout.shape
+        tiles, (groups, batches, m, n) = tiles_of(products, sample), layout.shape
         rows_inside = layout.strides[2] < layout.strides[3]
-        units = tiles.size * -(-sample.columns.size // dc._COLUMNS)
-        grid, inspect_grid = self._grid(units), self._grid(dc.walk_units((groups, batches, *((n, m) if rows_inside else (m, n)))))
+        units = tiles.size * -(-sample.columns.size // _COLUMNS)
+        grid, inspect_grid = self._grid(units), self._grid(walk_units((groups, batches, *((n, m) if rows_inside else (m, n)))))
         addresses, counts = self._bring([tiles, sample.rows, sample.columns, products.covered], max(grid, inspect_grid))
         arguments = _filled(
-            dc.CHECK_ARGUMENTS,
-            **{name: dc.tensor_of(one, operands.pointers[name]) for name, one in operands.layouts.items()},
+            CHECK_ARGUMENTS,
+            **{name: tensor_of(one, operands.pointers[name]) for name, one in operands.layouts.items()},
             **{"groups": groups, "batches": batches, "rows": m, "columns": n, "findings": counts},
             **dict(zip(("tiles", "row_list", "column_list", "covered"), addresses, strict=True)),
             **{"tile_count": tiles.size, "column_count": sample.columns.size, "alpha": config.alpha, "beta": config.beta},
             **{"rounding": products.tolerance.rounding, "smallest": products.tolerance.smallest, "scaled": products.scaled.accumulation},
             poison=int.from_bytes(bytes([fill]) * layout.dtype.itemsize, "little"),
-            flags=(dc._KEPT if tail == "undefined" else 0) | (dc._ROWS_INSIDE if rows_inside else 0),
+            flags=(_KEPT if tail == "undefined" else 0) | (_ROWS_INSIDE if rows_inside else 0),
         )
         if units:
             found = self._counts("hgg_judge", arguments, grid)
             seen.compared, seen.wrong = int(found["count"].sum()), int(found["wrong"].sum())
             seen.square_error, seen.square_norm = float(found["square_error"].sum()), float(found["square_norm"].sum())
-            seen.first, seen.worst = dc.first_wrong(found), float(found["worst"].max())
+            seen.first, seen.worst = first_wrong(found), float(found["worst"].max())
             overflowed = bool(seen.wrong and np.isinf(found["got"]).any())
         found = self._counts("hgg_inspect", arguments, inspect_grid)
-        seen.uncovered, seen.first_uncovered = int(found["wrong"].sum()), dc.first_wrong(found)
+        seen.uncovered, seen.first_uncovered = int(found["wrong"].sum()), first_wrong(found)
         seen.unwritten, seen.nan, seen.first_nan = (
             int(x) for x in (found["unwritten"].sum(), found["nan"].sum(), found["first_nan"].min())
         )
@@ -263,12 +289,12 @@ class DeviceHarness(Harness):
     def _touch(self, memory: Memory) -> None:
         """Reads memory. Does not wait."""
         if self._trash_counts is None:
-            self._trash_counts = self._make(dc.COUNTS.itemsize * self._blocks)
-        arguments = _filled(dc.MEMORY_ARGUMENTS, base=memory.ptr, count=memory.nbytes // 16, findings=self._trash_counts.ptr)
+            self._trash_counts = self._make(COUNTS.itemsize * self._blocks)
+        arguments = _filled(MEMORY_ARGUMENTS, base=memory.ptr, count=memory.nbytes // 16, findings=self._trash_counts.ptr)
         self._launch("hgg_touch", arguments, self._touch_grid(memory.nbytes))
 
     def _touch_grid(self, nbytes: int) -> int:
-        return self._grid(nbytes // (16 * dc.CHUNK))
+        return self._grid(nbytes // (16 * CHUNK))
 
     def _zeros(self, nbytes: int) -> Memory:
         memory = self._make(nbytes)
@@ -324,3 +350,52 @@ def _filled(struct: np.dtype[Any], **values: Any) -> Array:
     for name, value in values.items():
         made[name] = value
     return made
+
+
+def walk_axes(layout: Layout) -> tuple[list[int], list[int]]:
+    """A layout's elements as four axes (extents, byte strides), the largest stride first, axes that run on into each other merged.
+
+    Axes of stride 0 are left out: their elements are one and the same.
+    """
+    if not layout.size:
+        return [1, 1, 1, 0], [0, 0, 0, 0]
+    axes = sorted((s, e) for s, e in zip(layout.byte_strides, layout.shape, strict=True) if e > 1 and s > 0)
+    merged: list[tuple[int, int]] = []
+    for stride, extent in reversed(axes):
+        if merged and merged[-1][1] == extent * stride:
+            merged[-1] = (merged[-1][0] * extent, stride)
+        else:
+            merged.append((extent, stride))
+    merged = [(1, 0)] * (4 - len(merged)) + merged
+    return [extent for extent, _ in merged], [stride for _, stride in merged]
+
+
+def walk_units(extents: Sequence[int]) -> int:
+    """Pieces of work of a walk over axes, see `walk_axes`."""
+    return int(np.prod(extents[:3], dtype=np.int64)) * -(-extents[3] // CHUNK)
+
+
+def tensor_of(layout: Layout, address: int) -> tuple[int, ...]:
+    """An operand as the kernels' struct."""
+    strides = [stride if extent > 1 else 0 for extent, stride in zip(layout.shape, layout.byte_strides, strict=True)]
+    return (address, *strides, TYPES[layout.dtype.name], address % layout.dtype.itemsize == 0)
+
+
+def tiles_of(products: Products, sample: Sample) -> Array:
+    """The sample's rows, cut into pieces of one product each."""
+    pieces = -(-sample.counts // _ROWS)
+    product = np.repeat(np.arange(pieces.size), pieces)
+    nth = np.arange(product.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    tiles = np.zeros(product.size, CHECK_TILE)
+    tiles["first"] = (np.cumsum(sample.counts) - sample.counts)[product] + _ROWS * nth
+    tiles["count"] = np.minimum(sample.counts[product] - _ROWS * nth, _ROWS)
+    for name in ("k_first", "k_end", "accumulation", "batch", "group"):
+        tiles[name] = products.each[name][product]
+    return tiles
+
+
+def first_wrong(counts: Array) -> Wrong | None:
+    """The first wrong element of all blocks' counts."""
+    part = counts[int(counts["first"].argmin())]
+    found = Wrong(int(part["first"]), float(part["got"]), float(part["wanted"]), float(part["bound"]))
+    return None if found.place == _NOWHERE else found

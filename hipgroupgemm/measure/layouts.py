@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,10 @@ import numpy as np
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.dtypes import DTYPES
 
-__all__ = ["GUARD", "Layout", "layouts_of", "spans"]
+__all__ = ["GUARD", "Layout", "layouts_of"]
 
 GUARD = 256
 """Bytes before and behind every operand that belong to nobody: poisoned, and those of out looked at after each run."""
-
-_MOST_SPANS = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +27,8 @@ class Layout:
             decides the operand's alignment.
     """
 
-    shape: tuple[int, int, int, int]
-    strides: tuple[int, int, int, int]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: np.dtype[Any]
     alignment: int
 
@@ -41,16 +38,25 @@ class Layout:
         return math.prod(self.shape)
 
     @property
-    def byte_strides(self) -> tuple[int, int, int, int]:
+    def byte_strides(self) -> tuple[int, ...]:
         """Strides in bytes."""
-        a, b, c, d = (stride * self.dtype.itemsize for stride in self.strides)
-        return (a, b, c, d)
+        return tuple(stride * self.dtype.itemsize for stride in self.strides)
 
     @property
     def reach(self) -> int:
         """Bytes from the first to past the last element; 0 without elements."""
         last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.byte_strides, strict=True))
         return last + self.dtype.itemsize if self.size else 0
+
+    @property
+    def nested(self) -> bool:
+        """Whether axes lie inside each other in memory, so that a part of the elements can be written and no other is."""
+        reach = self.dtype.itemsize
+        for stride, extent in sorted(zip(self.byte_strides, self.shape, strict=True)):
+            if extent > 1 and stride < reach:
+                return False
+            reach += stride * (extent - 1)
+        return True
 
     @property
     def offset(self) -> int:
@@ -88,25 +94,3 @@ def layouts_of(config: GroupedGemmConfig) -> dict[str, Layout]:
         dtype = DTYPES[config.type_d]
         found["bias"] = Layout((config.group_count, 1, 1, config.n), strides, dtype, min(dtype.itemsize, 16))
     return found
-
-
-def spans(layout: Layout, chosen: Mapping[int, tuple[int, int]]) -> list[tuple[int, int]]:
-    """The runs of bytes, (offset from the first element, length), that hold a part of an operand and no other element of it; none where the
-    axes do not lie inside each other in memory, or where there would be too many. `chosen`: first and one-past-last index along some axes;
-    the others are taken whole."""
-    axes = [(*axis, *chosen.get(i, (0, axis[1]))) for i, axis in enumerate(zip(layout.byte_strides, layout.shape, strict=True))]
-    if any(stop <= start for _, _, start, stop in axes):
-        return []
-    # from the innermost axis outwards: runs of one length at offsets, and the reach of the axes so far, whole
-    offsets, length, reach = np.zeros(1, np.int64), layout.dtype.itemsize, layout.dtype.itemsize
-    for stride, extent, start, stop in sorted(axis for axis in axes if axis[1] > 1):
-        if stride < reach:
-            return []
-        if length == reach:  # all that lies further in is taken whole: what is chosen here is one run
-            offsets, length = offsets + start * stride, (stop - start - 1) * stride + reach
-        elif offsets.size * (stop - start) <= _MOST_SPANS:
-            offsets = (np.arange(start, stop)[:, None] * stride + offsets).reshape(-1)
-        else:
-            return []
-        reach += stride * (extent - 1)
-    return [(at, length) for at in offsets.tolist()]

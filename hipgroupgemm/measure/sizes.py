@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -190,17 +190,6 @@ def size_class_of(samples: Sequence[Any], m: int) -> str:
     return max(("sparse", "skewed", "balanced"), key=lambda name: counts[name])
 
 
-_SCALARS = {  # name -> (alpha, beta where there is one); all are exact in every type
-    "borders": (1.0, 1.0),
-    "short": (-1.5, 0.5),
-    "many_empty": (0.5, 1.0),
-    "all_empty": (2.0, -1.5),
-    "one_group": (1.0, 1.0),
-}
-_IN_PLACE = ("borders", "many_empty")
-"""Sets that are run with c = out, where c's layout is out's: a kernel that writes a part before it has read all of c gives itself away."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class SizeSet:
     """Group sizes and scalars that candidates are checked with, and how they get them.
@@ -262,63 +251,60 @@ def size_sets(config: GroupedGemmConfig, samples: Sequence[Sizes], device: Devic
 
     Host integers never reach a backend unchecked, and group offsets are then known: those on a device only where the device is one.
     """
-    on, on_device = (1.0 if config.beta else 0.0), device.kind != "cpu"
+    on, on_device, mode = (1.0 if config.beta else 0.0), device.kind != "cpu", config.ragged_mode
     names = ["tuning sizes"] if len(samples) == 1 else [f"tuning sizes, sample {index}" for index in range(len(samples))]
     found = [SizeSet(name, sizes, beta=on) for name, sizes in zip(names, samples, strict=True)]
-    if config.ragged_mode is RaggedDotMode.BATCH:
+
+    def add(name: str, sizes: Sizes, alpha: float = 1.0, beta: float = 1.0, **how: Any) -> None:  # scalars are exact in every type
+        found.append(SizeSet(name, sizes, alpha, beta * on, adversarial=True, **how))
+
+    if mode is RaggedDotMode.BATCH:
         garbage = np.where(np.arange(samples[0].size) % 2, np.iinfo(np.int32).max, -9).astype(np.int32).reshape(samples[0].shape)
-        return [*found, SizeSet("sizes that are not read", garbage, -1.5, 0.5 * on, adversarial=True, filled=True)]
-    layouts = layouts_of(config)
+        add("sizes that are not read", garbage, -1.5, 0.5, filled=True)
+        return found
+    sizes = {name: per_batch(one, config) for name, one in adversarial_sizes(config.ragged_extent, config.group_total).items()}
+    layouts, rest = layouts_of(config), config.group_total - config.group_count
+    # a kernel that writes a part of out before it has read all of c gives itself away where c is out
     in_place = bool(config.beta) and layouts["c"] == layouts["out"]
-    rest = config.group_total - config.group_count
-    offsets = itertools.cycle((rest, 0, (rest + 1) // 2))
-    adversarial = {name: per_batch(sizes, config) for name, sizes in adversarial_sizes(config.ragged_extent, config.group_total).items()}
-    for name, sizes in adversarial.items():
-        alpha, beta = _SCALARS[name]
-        how: dict[str, Any] = {"spaced": name == "one_group", "in_place": in_place and name in _IN_PLACE}
-        how["device_offset"] = rest > 0 and on_device and name == "borders"
-        found.append(SizeSet(name, sizes, alpha, beta * on, adversarial=True, group_offset=next(offsets), **how))
-    found.append(_one_spoiled(config, adversarial["short"], on, next(offsets)))
+    middle = (rest + 1) // 2
+    add("borders", sizes["borders"], group_offset=rest, in_place=in_place, device_offset=rest > 0 and on_device)
+    add("short", sizes["short"], -1.5, 0.5)
+    add("many_empty", sizes["many_empty"], 0.5, group_offset=middle, in_place=in_place)
+    add("all_empty", sizes["all_empty"], 2.0, -1.5, group_offset=rest)
+    add("one_group", sizes["one_group"], spaced=True)
+    # one group is full of NaN, which must not come through to the others; end offsets, a kept tail, an out full of numbers
+    filled = np.flatnonzero(np.atleast_2d(sizes["short"])[:, middle : middle + config.group_count].any(axis=0))
+    spoiled = int(filled[filled.size // 2]) if filled.size > 1 else None
+    name, tail = "kept tail" if spoiled is None else "one_spoiled", "zero" if mode is RaggedDotMode.CONTRACTING else "undefined"
+    add(name, sizes["short"], group_offset=middle, tail=tail, ends=True, filled=True, spoiled=spoiled, once=True)
     if on_device and config.group_total and config.ragged_extent:
-        found.append(_wrong_sizes(config, adversarial["short"], on))
-    return [*found, *_other_extents(config, on)]
+        limited, wrong = _wrong_sizes(sizes["short"], config.ragged_extent)
+        add("wrong sizes, which are limited", limited, wrong_sizes=wrong, once=True)
+    for name, other in _other_extents(config):
+        borders = adversarial_sizes(other.ragged_extent, config.group_total)["borders"]
+        add(f"{name} of the same key, {other.ragged_extent}", per_batch(borders, config), config=other, once=True)
+    return found
 
 
-def _one_spoiled(config: GroupedGemmConfig, sizes: Sizes, on: float, offset: int) -> SizeSet:
-    """One group is full of NaN, which must not come through to the others; end offsets, a kept tail, an out full of numbers."""
-    filled = np.flatnonzero(np.atleast_2d(sizes)[:, offset : offset + config.group_count].any(axis=0))
-    group = int(filled[filled.size // 2]) if filled.size > 1 else None
-    tail = "undefined" if config.ragged_mode is RaggedDotMode.NON_CONTRACTING else "zero"
-    name = "one_spoiled" if group is not None else "kept tail"
-    how: dict[str, Any] = {"tail": tail, "ends": True, "filled": True, "spoiled": group, "once": True}
-    return SizeSet(name, sizes, 1.0, on, True, group_offset=offset, **how)
-
-
-def _wrong_sizes(config: GroupedGemmConfig, sizes: Sizes, on: float) -> SizeSet:
-    """A negative size and one that runs past the end: limited, and reported."""
-    given, extent = sizes.astype(np.int64), config.ragged_extent
+def _wrong_sizes(sizes: Sizes, extent: int) -> tuple[Sizes, Sizes]:
+    """A negative size and one that runs past the end: as they are to be limited, and as they are."""
+    given = sizes.astype(np.int64)
     given[..., -1] = extent + 9
-    if config.group_total > 2:
+    if given.shape[-1] > 2:
         given[..., 1] = -7
     ends = np.minimum(np.cumsum(np.maximum(given, 0), axis=-1), extent)
-    limited = np.diff(ends, axis=-1, prepend=0)
     narrow = np.int32 if extent + 9 <= np.iinfo(np.int32).max else np.int64
-    wrong = given.astype(narrow)
-    return SizeSet("wrong sizes, which are limited", limited.astype(narrow), 1.0, on, True, wrong_sizes=wrong, once=True)
+    return np.diff(ends, axis=-1, prepend=0).astype(narrow), given.astype(narrow)
 
 
-def _other_extents(config: GroupedGemmConfig, on: float) -> Iterator[SizeSet]:
+def _other_extents(config: GroupedGemmConfig) -> Iterator[tuple[str, GroupedGemmConfig]]:
     """The smallest and the largest problem that a plan for this config's key serves, where they are not this one."""
-    extent, capacity = config.ragged_extent, config.capacity
+    capacity = config.capacity
     least = bisect.bisect_left(range(capacity + 1), capacity, key=capacity_of)
-    for name, other in (("the smallest extent", least), ("the largest extent", capacity)):
-        if other == extent:
-            continue
-        smaller: dict[str, Any] = {"m" if config.ragged_mode is RaggedDotMode.NON_CONTRACTING else "k": other}
-        try:
-            problem = config.key() if other > extent else dataclasses.replace(config, **smaller)
-        except ValueError:  # a layout that has no such neighbour
-            continue
-        if problem.key() == config.key():
-            sizes = per_batch(adversarial_sizes(other, config.group_total)["borders"], config)
-            yield SizeSet(f"{name} of the same key, {other}", sizes, 1.0, on, True, config=problem, once=True)
+    ragged = "m" if config.ragged_mode is RaggedDotMode.NON_CONTRACTING else "k"
+    with contextlib.suppress(ValueError):  # a layout that has no such neighbour
+        smallest = dataclasses.replace(config, **{ragged: least})  # type: ignore[arg-type]
+        if least != config.ragged_extent and smallest.key() == config.key():
+            yield "the smallest extent", smallest
+    if capacity != config.ragged_extent:
+        yield "the largest extent", config.key()

@@ -6,6 +6,7 @@ No framework is imported that the caller has not imported.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -21,26 +22,13 @@ from hipgroupgemm.runtime import device_of_pointer
 from hipgroupgemm.runtime.streams import normalize_stream, protocol_stream
 
 __all__ = [
-    "ANYWHERE",
-    "ArraySpec",
-    "ArrayView",
-    "Device",
-    "DeviceArray",
-    "as_array",
-    "common_device",
-    "current_stream",
-    "deliver",
-    "empty",
-    "set_allocator",
-    "view_of",
-    "view_or_list_of",
-    "written",
-]
+    "ANYWHERE", "ArraySpec", "ArrayView", "Device", "DeviceArray", "as_array", "common_device", "current_stream", "deliver", "empty",
+    "set_allocator", "view_of", "view_or_list_of", "written",
+]  # fmt: skip
 
 ANYWHERE = Device("any")
 """The device of an array of no elements whose producer does not say where it is."""
 
-_FRAMEWORKS = ("numpy", "cupy", "torch", "jax", "numba")
 _WANTED = (
     "an array: NumPy, CuPy, torch, JAX, Numba or any object with __cuda_array_interface__ or __dlpack__; "
     "hipgroupgemm.as_array(obj, dtype=...) names a type that the object itself can't"
@@ -55,8 +43,14 @@ def ArraySpec(shape: Sequence[int], dtype: Any, *, strides: Sequence[int] | None
         dtype: element type, anything `numpy.dtype` takes, "bfloat16" and torch dtypes included.
         strides: bytes; row-major if left out.
         device: where it would lie. It counts as aligned to 16 bytes.
+
+    Example:
+        >>> ArraySpec((640, 256), "bfloat16").shape
+        (640, 256)
     """
     kind = dtype_of(dtype)
+    if any(isinstance(number, bool) for number in (*shape, *(strides or ()))):
+        raise TypeError(f"shape={shape!r}, strides={strides!r}: must be ints")
     extents = tuple(int(extent) for extent in shape)
     steps = packed_strides(extents, kind.itemsize) if strides is None else tuple(int(step) for step in strides)
     if any(extent < 0 for extent in extents):
@@ -81,18 +75,25 @@ def as_array(obj: Any, dtype: Any = None, *, name: str = "obj") -> ArrayView:
 
     Raises:
         TypeError: no array, or an item size other than dtype's.
+
+    Example:
+        >>> as_array(np.zeros((2, 3), np.uint16), dtype="bfloat16").dtype.name
+        'bfloat16'
     """
     view = obj if isinstance(obj, ArrayView) else _adapter(type(obj))(obj, name, None)  # type: ignore[arg-type]
     if dtype is not None:
         wanted = dtype_of(dtype)
         if wanted.itemsize != view.dtype.itemsize:
             raise TypeError(f"dtype={wanted.name}: has {wanted.itemsize} bytes an element, {name} has {view.dtype.itemsize}")
-        view = ArrayView(
-            view.pointer, view.shape, view.strides, wanted, view.device, view.framework, view.stream, view.readonly, view.owner
-        )
-    elif view.dtype.kind == "V" and view.dtype.name not in DTYPES:
-        raise TypeError(f"{name}: its interface names no element type ({view.dtype.str}); use as_array(obj, dtype=...)")
+        view = dataclasses.replace(view, dtype=wanted)
+    else:
+        _require_type(view, name)
     return view
+
+
+def _require_type(view: ArrayView, name: str) -> None:
+    if view.dtype.kind == "V" and view.dtype.name not in DTYPES:
+        raise TypeError(f"{name}: its interface names no element type ({view.dtype.str}); use as_array(obj, dtype=...)")
 
 
 def view_of(obj: Any, name: str, stream: int | None = None) -> ArrayView:
@@ -104,17 +105,17 @@ def view_of(obj: Any, name: str, stream: int | None = None) -> ArrayView:
         stream: the stream that will read it, where that is known: producers with stream rules order themselves before it.
     """
     view = obj if isinstance(obj, ArrayView) else _adapter(type(obj))(obj, name, stream)  # type: ignore[arg-type]
+    _require_type(view, name)
     itemsize = view.dtype.itemsize
-    if view.dtype.kind == "V" and view.dtype.name not in DTYPES:
-        raise TypeError(f"{name}: its interface names no element type ({view.dtype.str}); use as_array(obj, dtype=...)")
-    for axis, stride in enumerate(view.strides):
-        if (stride < 0 or stride % itemsize) and view.shape[axis] > 1 and 0 not in view.shape:
-            what = "is negative" if stride < 0 else f"is no multiple of the item size, {itemsize}"
-            raise ValueError(f"{name}: the stride of axis {axis} ({stride} bytes) {what}; pass a contiguous copy")
-    if any(stride < 0 or stride % itemsize for stride in view.strides):
+    wrong = [axis for axis, stride in enumerate(view.strides) if stride < 0 or stride % itemsize]
+    if wrong:
+        for axis in wrong:
+            if view.shape[axis] > 1 and 0 not in view.shape:
+                what = "is negative" if view.strides[axis] < 0 else f"is no multiple of the item size, {itemsize}"
+                raise ValueError(f"{name}: the stride of axis {axis} ({view.strides[axis]} bytes) {what}; pass a contiguous copy")
         # along axes of at most one element a stride says nothing
-        strides = tuple(0 if stride < 0 or stride % itemsize else stride for stride in view.strides)
-        view = ArrayView(view.pointer, view.shape, strides, view.dtype, view.device, view.framework, view.stream, view.readonly, view.owner)
+        strides = tuple(0 if axis in wrong else stride for axis, stride in enumerate(view.strides))
+        view = dataclasses.replace(view, strides=strides)
     return view
 
 
@@ -236,7 +237,7 @@ def _refuse_transformed(tensor: Any, name: str) -> None:
     elif torch_transforming():
         if c._get_tracing_state() is not None:
             what = "is being traced by torch.jit.trace, whose graph would miss this call"
-        elif c._len_torch_dispatch_stack() and any(word in str(mode) for mode in _modes(torch) for word in _TRACING_MODES):
+        elif _traced(c):
             what = "is being traced (make_fx, torch.export or a fake mode), and the graph would miss this call"
         elif c._functorch.peek_interpreter_stack() is not None:
             what = "is inside a torch.func transformation (vmap, grad, vjp, jvp or linearize), which cannot see through this call"
@@ -250,12 +251,12 @@ def _refuse_transformed(tensor: Any, name: str) -> None:
         raise NotImplementedError(f"{name}: {what}; pass plain tensors outside of such a transformation")
 
 
-_TRACING_MODES = ("ProxyTorchDispatchMode", "FakeTensorMode", "FunctionalTensorMode", "PreDispatch")
-
-
-def _modes(torch: Any) -> list[Any]:
-    modes = [torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
-    return [type(mode) for mode in modes]
+def _traced(c: Any) -> bool:
+    """Whether one of torch's dispatch modes records what runs now."""
+    modes = [str(type(c._get_dispatch_stack_at(i))) for i in range(c._len_torch_dispatch_stack())]
+    return any(
+        word in mode for mode in modes for word in ("ProxyTorchDispatchMode", "FakeTensorMode", "FunctionalTensorMode", "PreDispatch")
+    )
 
 
 def _has_storage(tensor: Any) -> bool:
@@ -296,14 +297,9 @@ def _cupy_view(obj: Any, name: str, stream: int | None) -> ArrayView:
     return ArrayView(data.ptr, obj.shape, obj.strides, obj.dtype, Device(_cupy_kind(), data.device_id), "cupy", None, False, obj)
 
 
+@functools.cache
 def _cupy_kind() -> str:
-    global _cupy_is_hip
-    if _cupy_is_hip is None:
-        _cupy_is_hip = bool(sys.modules["cupy"].cuda.runtime.is_hip)
-    return "rocm" if _cupy_is_hip else "cuda"
-
-
-_cupy_is_hip: bool | None = None
+    return "rocm" if sys.modules["cupy"].cuda.runtime.is_hip else "cuda"
 
 
 def _refuse_tracer(obj: Any, name: str, stream: int | None) -> ArrayView:
@@ -389,13 +385,9 @@ def common_device(views: Sequence[tuple[str, ArrayView]]) -> Device:
 
 def current_stream(framework: str, device: Device) -> int:
     """The stream (device handle) on which the framework's next operation would run; 0, the default, where it has no such notion."""
-    if device.kind == "cpu":
+    if device.kind == "cpu" or framework not in ("cupy", "torch"):
         return 0
-    if framework == "cupy":
-        return current_cupy_stream(device.index)
-    if framework == "torch":
-        return current_torch_stream(device.index)
-    return 0
+    return current_cupy_stream(device.index) if framework == "cupy" else current_torch_stream(device.index)
 
 
 def current_cupy_stream(index: int) -> int:

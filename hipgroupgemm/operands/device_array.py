@@ -56,21 +56,21 @@ class DeviceArray:
         """A copy of a host array. Waits until it is there."""
         host = np.ascontiguousarray(values)
         made = cls.empty(host.shape, host.dtype, device, stream)
-        if host.nbytes:
-            runtime = get_runtime(made.device.kind)
-            with runtime.use_device(made.device.index):
-                runtime.memcpy_async(made.ptr, host.ctypes.data, host.nbytes, made.stream)
-                runtime.synchronize_stream(made.stream)
+        made._copy(made.ptr, host.ctypes.data, host.nbytes)
         return made
+
+    def _copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Copies between this array and the host, and waits for it."""
+        if nbytes:
+            runtime = get_runtime(self.device.kind)
+            with runtime.use_device(self.device.index):
+                runtime.memcpy_async(destination, source, nbytes, self.stream)
+                runtime.synchronize_stream(self.stream)
 
     def to_numpy(self) -> np.ndarray[Any, Any]:
         """A copy on the host. Waits for the array's stream."""
         host: np.ndarray[Any, Any] = np.empty(self.shape, self.dtype)
-        if host.nbytes:
-            runtime = get_runtime(self.device.kind)
-            with runtime.use_device(self.device.index):
-                runtime.memcpy_async(host.ctypes.data, self.ptr, host.nbytes, self.stream)
-                runtime.synchronize_stream(self.stream)
+        self._copy(host.ctypes.data, self.ptr, host.nbytes)
         return host
 
     def view(self) -> ArrayView:

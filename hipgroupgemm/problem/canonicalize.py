@@ -75,15 +75,7 @@ def canonicalize(call: Call, arguments: dict[str, Any]) -> Problem:
         ragged = numbers.lhs_ragged_dimensions
         if ragged and ragged[0] in numbers.dot_dimension_numbers[0][0]:
             group_count = out.shape[0]
-    axes = _resolve(
-        numbers,
-        call.lhs.shape,
-        call.views["rhs"].shape,
-        call.sizes.shape,
-        has_group_offset=call.has_group_offset,
-        group_count=group_count,
-        sizes_name=call.sizes_name,
-    )
+    axes = _axes_of(call, numbers, group_count)
     out_dtype = result_dtype(call.lhs.dtype, call.views["rhs"].dtype, preferred)
     try:
         return _problem(axes, call, out_dtype, precision)
@@ -91,11 +83,15 @@ def canonicalize(call: Call, arguments: dict[str, Any]) -> Problem:
         return Problem(axes, out_dtype, None, str(error), call.sizes.shape, call.sizes.strides)
 
 
+def _axes_of(call: Call, numbers: RaggedDotDimensionNumbers, group_count: int | None) -> RaggedDotAxes:
+    shapes = (call.lhs.shape, call.views["rhs"].shape, call.sizes.shape)
+    return _resolve(numbers, *shapes, has_group_offset=call.has_group_offset, group_count=group_count, sizes_name=call.sizes_name)
+
+
 def _problem(axes: RaggedDotAxes, call: Call, dtype: np.dtype[Any], precision: Precision, like: GroupedGemmConfig | None = None) -> Problem:
     """The problem of these axes; `like` is a plan's key, from which strides that say nothing are taken."""
     _check_lists(axes, call)
-    out = _expected_output(call, axes.out_shape, dtype)
-    _check_bias(axes, call, out)
+    out = _expected_output(axes, call, dtype)
     unread = () if call.beta else ("c",)
     views = {role: view for role, view in call.views.items() if role not in unread}
     config = config_from_views(axes, {**views, "out": out}, alpha=call.alpha, beta=call.beta, precision=precision, like=like)
@@ -115,33 +111,20 @@ def _check_lists(axes: RaggedDotAxes, call: Call) -> None:
         raise TypeError(f"out and c: {'c' if 'c' in listed else 'out'} alone is a list; pass both as lists, or both as arrays")
 
 
-def _expected_output(call: Call, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ArrayView:
-    """The caller's out, checked against shape and dtype, or a stand-in for the packed one that will be made; c is checked too."""
-    for role in ("c", "out"):
+def _expected_output(axes: RaggedDotAxes, call: Call, dtype: np.dtype[Any]) -> ArrayView:
+    """The caller's out, or a stand-in for the packed one that will be made. Shapes and types of out, c and bias are checked."""
+    if "bias" in call.views and axes.mode is not RaggedDotMode.NON_CONTRACTING:
+        raise ValueError(f"bias: only NON_CONTRACTING takes one, this is {axes.mode.name}; leave it out")
+    shape = axes.out_shape
+    for role, wanted in (("c", shape), ("out", shape), ("bias", (axes.group_count, *(shape[axis] for axis in axes.out_columns)))):
         view = call.views.get(role)
-        if view is None:
-            continue
-        if view.shape != shape:
-            raise TypeError(f"{role}: got shape {view.shape}, wanted {shape}")
-        if view.dtype != dtype:
+        if view is not None and view.shape != wanted:
+            raise TypeError(f"{role}: got shape {view.shape}, wanted {wanted}")
+        if view is not None and view.dtype != dtype:
             hint = "; preferred_element_type sets out's type" if role == "out" else ", out's type"
             raise TypeError(f"{role}: got {view.dtype!s}, wanted {dtype.name}{hint}")
     stand_in = ArrayView(0, shape, packed_strides(shape, dtype.itemsize), dtype, call.device, call.lhs.framework)
     return call.views.get("out", stand_in)
-
-
-def _check_bias(axes: RaggedDotAxes, call: Call, out: ArrayView) -> None:
-    """Raises TypeError for a bias of a wrong shape or type, ValueError for one where none can be."""
-    bias = call.views.get("bias")
-    if bias is None:
-        return
-    if axes.mode is not RaggedDotMode.NON_CONTRACTING:
-        raise ValueError(f"bias: only NON_CONTRACTING takes one, this is {axes.mode.name}; leave it out")
-    wanted = (axes.group_count, *(axes.out_shape[axis] for axis in axes.out_columns))
-    if bias.shape != wanted:
-        raise TypeError(f"bias: got shape {bias.shape}, wanted {wanted}")
-    if bias.dtype != out.dtype:
-        raise TypeError(f"bias: got {bias.dtype!s}, wanted {out.dtype.name}, out's type")
 
 
 def _sizes_layout(config: GroupedGemmConfig, sizes: ArrayView) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -192,15 +175,7 @@ def canonicalize_for_plan(call: Call, key: GroupedGemmConfig) -> Problem:
     reasons: list[tuple[int, Exception]] = []
     for numbers in _readings(key.ragged_mode, call.lhs, call.views["rhs"]):
         try:
-            axes = _resolve(
-                numbers,
-                call.lhs.shape,
-                call.views["rhs"].shape,
-                call.sizes.shape,
-                has_group_offset=call.has_group_offset,
-                group_count=key.group_count if key.ragged_mode is RaggedDotMode.CONTRACTING else None,
-                sizes_name=call.sizes_name,
-            )
+            axes = _axes_of(call, numbers, key.group_count if key.ragged_mode is RaggedDotMode.CONTRACTING else None)
             if axes.ragged_extent > key.ragged_extent:
                 error = TypeError(
                     f"lhs: has {axes.ragged_extent} ragged rows, this plan serves up to {key.ragged_extent}; "
@@ -269,7 +244,7 @@ _WORDS = {
 
 def _differences(got: GroupedGemmConfig, wanted: GroupedGemmConfig, *, of_inputs: bool = False) -> dict[str, str]:
     """The fields in which two configs differ, and how in the caller's words; `of_inputs` leaves out those that speak of c, out and bias."""
-    names = [field.name for field in dataclasses.fields(got) if field.name not in got.derived_strides()]
+    names = [field.name for field in dataclasses.fields(got) if field.name not in got.derived_fields()]
     if of_inputs:
         names = [name for name in names if name in ("m", "n", "k") or name.startswith(_INPUT_FIELDS)]
     found = {}

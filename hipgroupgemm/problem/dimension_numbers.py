@@ -26,6 +26,13 @@ class RaggedDotDimensionNumbers:
         rhs_group_dimensions: the group axis of rhs as a sequence of length 1 when the ragged axis is not contracted, else empty.
 
     An object of JAX's class of the same name is taken wherever this one is.
+
+    Example:
+        (m, k) x (g, k, n), row groups, as in `ragged_dot`; and its gradients for lhs and for rhs:
+
+        >>> forward = RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
+        >>> data_gradient = RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), (0,), (0,))
+        >>> weight_gradient = RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
     """
 
     dot_dimension_numbers: DotDimensionNumbers
@@ -175,8 +182,8 @@ def resolve(
     if len(numbers.lhs_ragged_dimensions) != 1:
         raise TypeError(f"lhs_ragged_dimensions={numbers.lhs_ragged_dimensions}: must name exactly one axis of lhs")
     ragged = numbers.lhs_ragged_dimensions[0]
-    _check_axes("lhs_ragged_dimensions", numbers.lhs_ragged_dimensions, lhs_rank, "lhs")
     for name, axes, rank, operand in (
+        ("lhs_ragged_dimensions", numbers.lhs_ragged_dimensions, lhs_rank, "lhs"),
         ("lhs_contracting", lhs_contracting, lhs_rank, "lhs"),
         ("rhs_contracting", rhs_contracting, rhs_rank, "rhs"),
         ("lhs_batch", lhs_batch, lhs_rank, "lhs"),
@@ -202,10 +209,9 @@ def resolve(
     if not sizes_shape:
         raise TypeError(f"{sizes_name}: got a scalar, wanted shape (g,)")
     prefix_shape = tuple(lhs_shape[a] for a in prefix)
-    if len(sizes_shape) > 1 and sizes_shape[:-1] != prefix_shape:
-        raise TypeError(f"{sizes_name}: got shape {sizes_shape}, wanted (g,) or {(*prefix_shape, sizes_shape[-1])}")
-    has_prefix = len(sizes_shape) > 1
-    group_total = sizes_shape[-1]
+    has_prefix, group_total = len(sizes_shape) > 1, sizes_shape[-1]
+    if has_prefix and sizes_shape[:-1] != prefix_shape:
+        raise TypeError(f"{sizes_name}: got shape {sizes_shape}, wanted (g,) or {(*prefix_shape, group_total)}")
 
     group = numbers.rhs_group_dimensions
     if mode is RaggedDotMode.NON_CONTRACTING:
@@ -236,46 +242,36 @@ def resolve(
         raise TypeError("group_offset: has no meaning when lhs's ragged axis is a batch axis; leave it out")
 
     rhs_free = tuple(a for a in range(rhs_rank) if a not in rhs_contracting and a not in rhs_batch and a not in group)
-    lead = (count,) if mode is RaggedDotMode.CONTRACTING else ()
-    out_shape = (
-        *lead,
-        *(lhs_shape[a] for a in lhs_batch),
-        *(lhs_shape[a] for a in lhs_free),
-        *(rhs_shape[a] for a in rhs_free),
-    )
-    first = len(lead)
-    batch_axes = [
-        BatchAxis(lhs_shape[a], a, b, first + i, i if has_prefix and a in prefix else None)
-        for i, (a, b) in enumerate(zip(lhs_batch, rhs_batch, strict=True))
-    ]
-    first_free = first + len(lhs_batch)
-    rows: tuple[int, ...] = lhs_free
-    out_rows = tuple(range(first_free, first_free + len(lhs_free)))
-    first_column = first_free + len(lhs_free)
+    slabs = (count,) if mode is RaggedDotMode.CONTRACTING else ()  # out has a group axis first, then batch, rows and columns
+    out_shape = (*slabs, *(lhs_shape[a] for a in (*lhs_batch, *lhs_free)), *(rhs_shape[a] for a in rhs_free))
+    first_row = len(slabs) + len(lhs_batch)
+    first_column = first_row + len(lhs_free)
+
+    def sizes_axis(axis: int) -> int | None:
+        return prefix.index(axis) if has_prefix and axis in prefix else None
+
+    pairs = enumerate(zip(lhs_batch, rhs_batch, strict=True), len(slabs))
+    batch_axes = [BatchAxis(lhs_shape[a], a, b, out, sizes_axis(a)) for out, (a, b) in pairs]
+    rows, out_rows = lhs_free, tuple(range(first_row, first_column))
+    summed = 0  # contracted axes outside of the ragged one
     if mode is RaggedDotMode.NON_CONTRACTING:
-        for i, a in enumerate(lhs_free):
-            if a != ragged:
-                sizes_axis = prefix.index(a) if has_prefix and a in prefix else None
-                batch_axes.append(BatchAxis(lhs_shape[a], a, None, first_free + i, sizes_axis))
-        rows, out_rows = (ragged,), (first_free + lhs_free.index(ragged),)
-    summed: tuple[int, ...] = ()
-    contract_lhs, contract_rhs, rhs_summed = lhs_contracting, rhs_contracting, summed
-    if mode is RaggedDotMode.CONTRACTING:
-        at = lhs_contracting.index(ragged)
-        summed, contract_lhs = lhs_contracting[:at], lhs_contracting[at:]
-        rhs_summed, contract_rhs = rhs_contracting[:at], rhs_contracting[at:]
+        free = [(a, out) for a, out in zip(lhs_free, out_rows, strict=True) if a != ragged]
+        batch_axes += [BatchAxis(lhs_shape[a], a, None, out, sizes_axis(a)) for a, out in free]
+        rows, out_rows = (ragged,), (first_row + lhs_free.index(ragged),)
+    elif mode is RaggedDotMode.CONTRACTING:
+        summed = lhs_contracting.index(ragged)
     return RaggedDotAxes(
         mode=mode,
         batch=tuple(batch_axes),
         lhs_rows=rows,
         out_rows=out_rows,
         rhs_columns=rhs_free,
-        out_columns=tuple(range(first_column, first_column + len(rhs_free))),
-        lhs_contracting=contract_lhs,
-        rhs_contracting=contract_rhs,
-        lhs_summed=summed,
-        rhs_summed=rhs_summed,
-        sizes_summed=tuple(len(lhs_batch) + i if has_prefix else None for i in range(len(summed))),
+        out_columns=tuple(range(first_column, len(out_shape))),
+        lhs_contracting=lhs_contracting[summed:],
+        rhs_contracting=rhs_contracting[summed:],
+        lhs_summed=lhs_contracting[:summed],
+        rhs_summed=rhs_contracting[:summed],
+        sizes_summed=tuple(sizes_axis(a) for a in lhs_contracting[:summed]),
         rhs_group=group[0] if group else None,
         ragged_extent=0 if mode is RaggedDotMode.BATCH else lhs_shape[ragged],
         group_count=count,

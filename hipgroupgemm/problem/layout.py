@@ -67,26 +67,17 @@ def _settle(
     Returns the matrix and the inner axis (0 rows, 1 columns).
     """
     groups, batch, rows, columns = extents
-    nothing = size == 0
-    free_rows, free_columns = nothing or rows <= 1, nothing or columns <= 1
-    if like is not None:
-        r, c = (like[2] if free_rows else matrix.rows), (like[3] if free_columns else matrix.columns)
-    else:
-        r, c = matrix.rows, matrix.columns
-        if free_columns and free_rows:
-            r, c = max(columns, 1), 1
-        elif free_columns:
-            c = 1
-        elif free_rows:
-            r = max(columns, 1) * max(c, 1)
+    g, b, r, c = matrix
+    says = [extent > 1 and size != 0 for extent in extents]  # whether the stride along an axis says anything
+    if not says[3]:
+        c = like[3] if like else 1
+    if not says[2]:
+        r = like[2] if like else max(columns, 1) * max(c, 1)
     slab = max(rows, 1) * r if r >= c else max(columns, 1) * c
-    b = matrix.batch if batch > 1 and not nothing else (0 if batch <= 1 else like[1] if like else slab)
-    if groups > 1 and not nothing and not listed:
-        g = matrix.group
-    elif like is not None:
-        g = like[0]
-    else:
-        g = 0 if groups == 0 else max(batch, 1) * (max(slab, b, 1) if listed else slab)
+    if not says[1]:
+        b = 0 if batch <= 1 else like[1] if like else slab
+    if listed or not says[0]:
+        g = like[0] if like else max(batch, 1) * (max(slab, b, 1) if listed else slab) if groups else 0
     return _Matrix(g, b, r, c), inner_axis((r, c))
 
 
@@ -172,9 +163,11 @@ def config_from_views(
         hint = None if like is None else getattr(like, f"{role}_strides")
         hint = hint if hint is None or len(hint) == 4 else (0, *hint)
         matrix, inner = _settle(unsettled, extents, hint, held[role].size, isinstance(held[role], ListView))
-        inner = (
-            inner_axes["output"] if role == "c" else inner if like is None else _keep_orientation(inner, matrix, _orientation(like, role))
-        )
+        if role == "c":
+            inner = inner_axes["output"]
+        elif like is not None:  # the plan's orientation where the strides allow it as well
+            wanted = int({"lhs": not like.trans_a, "rhs": not like.trans_b, "output": like.must_swap_operands}[role])
+            inner = wanted if inner_axis((matrix.rows, matrix.columns), prefer_second=wanted == 1) == wanted else inner
         inner_axes[role] = inner
         leading, innermost = (matrix.rows, matrix.columns) if inner == 1 else (matrix.columns, matrix.rows)
         alignment = _alignment(held[role], matrix, inner, batch=batch, groups=extents[0])
@@ -218,26 +211,14 @@ def config_from_views(
     )
 
 
-def _orientation(config: GroupedGemmConfig, role: str) -> int:
-    """An operand's inner axis: 0 rows, 1 columns."""
-    return int({"lhs": not config.trans_a, "rhs": not config.trans_b, "output": config.must_swap_operands}[role])
-
-
-def _keep_orientation(inner: int, matrix: _Matrix, wanted: int) -> int:
-    """The plan's orientation where the strides allow it as well."""
-    return wanted if inner_axis((matrix.rows, matrix.columns), prefer_second=wanted == 1) == wanted else inner
-
-
 def _collapse_contracted(axes: RaggedDotAxes, lhs_shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, list[int]]:
     """k: any order of the contracted axes will do, as long as lhs and rhs use the same one."""
     pairs = list(zip(axes.lhs_contracting, axes.rhs_contracting, strict=True))
-    orders = [pairs]
-    if len(pairs) > 1:
-        orders.append(sorted(pairs, key=lambda pair: -a[pair[0]]))
-    error: DoesNotCollapse | None = None
-    for order in orders:
-        try:
-            return _collapse([lhs_shape[i] for i, _ in order], [[a[i] for i, _ in order], [b[j] for _, j in order]], "k")
-        except DoesNotCollapse as failed:
-            error = failed
-    raise error if error is not None else DoesNotCollapse("k")
+
+    def collapsed(order: list[tuple[int, int]]) -> tuple[int, list[int]]:
+        return _collapse([lhs_shape[i] for i, _ in order], [[a[i] for i, _ in order], [b[j] for _, j in order]], "k")
+
+    try:
+        return collapsed(pairs)
+    except DoesNotCollapse:
+        return collapsed(sorted(pairs, key=lambda pair: -a[pair[0]]))

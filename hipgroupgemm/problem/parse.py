@@ -148,11 +148,9 @@ def parse(arguments: dict[str, Any]) -> Call:
     views = {"lhs": lhs, "rhs": arrays.view_or_list_of(arguments["rhs"], "rhs", stream)}
     sizes_name = "group_sizes" if offs is None else "offs"
     views["group_sizes"] = _integers(given(sizes_name), sizes_name, stream)
-    offset = given("group_offset")
-    if offset is not None:
-        offset = _offset(offset, stream)
-        if isinstance(offset, ArrayView):
-            views["group_offset"], offset = offset, None
+    offset = None if given("group_offset") is None else _offset(given("group_offset"), stream)
+    if isinstance(offset, ArrayView):
+        views["group_offset"], offset = offset, None
     for role in ("c", "bias", "out", "workspace"):
         if given(role) is not None:
             views[role] = (arrays.view_or_list_of if ROLES[role].listed else arrays.view_of)(given(role), role, stream)
@@ -160,14 +158,10 @@ def parse(arguments: dict[str, Any]) -> Call:
         float_dtype(views[role].dtype, role)
     _check_writable(views)
     preferred = given("preferred_element_type")
-    wide = (
-        compute_type_of(
-            views["lhs"].dtype, views["rhs"].dtype, *([] if preferred is None else [dtype_of(preferred, "preferred_element_type")])
-        )
-        == "float64"
-    )
+    wanted = [] if preferred is None else [dtype_of(preferred, "preferred_element_type")]
+    kind = compute_type_of(lhs.dtype, views["rhs"].dtype, *wanted)
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if abs(value) > FLOAT32_MAX and not wide:
+        if abs(value) > FLOAT32_MAX and kind != "float64":
             raise ValueError(f"{name}={value}: is infinite in float32, in which these operands are accumulated; scale an operand as well")
     on_device = [(role, view) for role, view in views.items() if ROLES[role].elements != "integer"]
     device = arrays.common_device(on_device)
@@ -198,9 +192,9 @@ def parse_beta(beta: Any, c: Any) -> float:
 def _real(name: str, value: Any) -> float:
     if type(value) is float and -FLOAT32_MAX <= value <= FLOAT32_MAX:
         return value
+    if isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
+        raise NotImplementedError(f"{name}={value!r}: must be real")
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, np.floating, np.integer)):
-        if isinstance(value, numbers.Complex) and not isinstance(value, bool):
-            raise NotImplementedError(f"{name}={value!r}: must be real")
         raise TypeError(f"{name}: got {type(value).__name__}, wanted a real number on the host")
     try:
         result = float(value)

@@ -21,7 +21,7 @@ _LEVELS = {"default": 0, "high": 1, "highest": 2, "float32": 2, "bfloat16": 0, "
 _ALGORITHMS = {
     "tensorfloat32": "ALG_DOT_TF32_TF32_F32",
     "tf32": "ALG_DOT_TF32_TF32_F32",
-    **{f"{name}": f"ALG_DOT_{name}" for name in ("BF16_BF16_F32", "F16_F16_F32", "TF32_TF32_F32", "F32_F32_F32", "F64_F64_F64")},
+    **{name: f"ALG_DOT_{name}" for name in ("BF16_BF16_F32", "F16_F16_F32", "TF32_TF32_F32", "F32_F32_F32", "F64_F64_F64")},
 }
 
 
@@ -49,9 +49,9 @@ def precision_of(value: Any) -> Precision:
         )
     if name.lower() in _LEVELS:
         return Precision(_LEVELS[name.lower()])
-    if name.removeprefix("ALG_DOT_") in _ALGORITHMS or name.lower() in _ALGORITHMS:
-        key = name.removeprefix("ALG_DOT_")
-        return Precision(0, _ALGORITHMS.get(key) or _ALGORITHMS[name.lower()])
+    algorithm = _ALGORITHMS.get(name.removeprefix("ALG_DOT_")) or _ALGORITHMS.get(name.lower())
+    if algorithm is not None:
+        return Precision(0, algorithm)
     known = ", ".join([*_LEVELS, *_ALGORITHMS])
     if not isinstance(value, str):
         raise NotImplementedError(f"precision={name}: this algorithm is not offered; wanted one of {known}")

@@ -18,17 +18,9 @@ if TYPE_CHECKING:
     from hipgroupgemm.runtime.base import Runtime
 
 __all__ = [
-    "CompileError",
-    "DeviceError",
-    "DeviceMemoryError",
-    "ForkedProcessError",
-    "KINDS",
-    "RuntimeUnavailable",
-    "default_device",
-    "device_of_pointer",
-    "find_devices",
-    "get_runtime",
-]
+    "CompileError", "DeviceError", "DeviceMemoryError", "ForkedProcessError", "KINDS", "RuntimeUnavailable", "default_device",
+    "device_of_pointer", "find_devices", "get_runtime",
+]  # fmt: skip
 
 KINDS = ("rocm", "cuda")
 """The kinds of runtime there are, in the order in which they are asked."""
@@ -100,12 +92,10 @@ def device_of_pointer(ptr: int) -> tuple[str, int]:
         RuntimeUnavailable: there is no runtime to ask.
         ForkedProcessError: the only runtime was initialised before this process was forked.
     """
-    for kind in KINDS:
-        runtime = _runtimes.get(kind)
-        if runtime is not None:
-            device = runtime.pointer_device(ptr)
-            if device is not None:
-                return kind, device
+    for kind, runtime in tuple(_runtimes.items()):
+        device = runtime.pointer_device(ptr)
+        if device is not None:
+            return kind, device
     return _search_pointer(ptr)
 
 

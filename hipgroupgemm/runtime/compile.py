@@ -75,11 +75,7 @@ def _nvrtc() -> tuple[_Compiler, tuple[int, ...]]:
 
 
 def nvrtc_version() -> str:
-    """ "nvrtc 13.0", say.
-
-    Raises:
-        RuntimeUnavailable: NVRTC is not installed.
-    """
+    """ "nvrtc 13.0", say; RuntimeUnavailable where it is not installed."""
     return _nvrtc()[0].version
 
 
@@ -122,11 +118,7 @@ def _hiprtc() -> _Compiler:
 
 
 def hiprtc_version() -> str:
-    """ "hiprtc 9.0", say.
-
-    Raises:
-        RuntimeUnavailable: hipRTC or hip-python is not installed.
-    """
+    """ "hiprtc 9.0", say; RuntimeUnavailable where it or hip-python is not installed."""
     return _hiprtc().version
 
 

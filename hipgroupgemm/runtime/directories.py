@@ -21,15 +21,9 @@ CACHE_VARIABLE = "HIPGROUPGEMM_CACHE_DIR"
 
 def cache_directory() -> Path | None:
     """HIPGROUPGEMM_CACHE_DIR, or a place in the user's cache directory; None when there is no home."""
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        try:
-            return Path(named).expanduser()
-        except RuntimeError:
-            return None  # "~" of somebody who has no home directory
-    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    named, base = os.environ.get(CACHE_VARIABLE), os.environ.get("XDG_CACHE_HOME", "").strip()
     try:
-        return (Path(base) if base else Path.home() / ".cache") / "hipgroupgemm"
+        return Path(named).expanduser() if named else (Path(base) if base else Path.home() / ".cache") / "hipgroupgemm"
     except RuntimeError:
         return None  # no home directory
 

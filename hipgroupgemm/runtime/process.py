@@ -47,16 +47,13 @@ def mapped_libraries(stem: str) -> list[str]:
 
 def has_open(path: str) -> bool:
     """Whether this process has the file at ``path`` open."""
-    try:
+    descriptors: list[str] = []
+    with contextlib.suppress(OSError):
         descriptors = os.listdir("/proc/self/fd")
-    except OSError:
-        return False
     for descriptor in descriptors:
-        try:
+        with contextlib.suppress(OSError):  # closed since the listing
             if os.readlink(f"/proc/self/fd/{descriptor}") == path:
                 return True
-        except OSError:
-            continue  # closed since the listing
     return False
 
 

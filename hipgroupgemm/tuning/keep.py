@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.store.files import warn_once
 from hipgroupgemm.store.identity import DeviceKind
 from hipgroupgemm.store.records import SEED, USER, StoredResult
@@ -44,21 +45,28 @@ def tune_plan(plan: GroupedMatmulPlan, group_sizes: Any, *, store: bool, **setti
     """
     report = tune(plan.config, plan.device, group_sizes, **settings)
     try:
-        if store:
-            keep(report)
+        try:
+            if report.best is not None:  # first, so that an interrupt while the report is being stored loses nothing
+                _take(plan, report, report.best.algorithm)
+        finally:
+            if store:
+                keep(report)
         if report.best is None:
             words = [f"{row.algorithm.backend} {row.algorithm.name!r} {row.verdict}: {row.reason.splitlines()[0]}" for row in report.rows]
             more = f"; and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
             text = f"no candidate is right on {plan.device}: {'; '.join(words[:_SHOWN])}{more}; see the error's report"
             raise NoRightCandidate(text, report)
-        best, made_up = report.best.algorithm, {SEED: "balanced sizes", USER: "the caller's sizes"}
-        sizes = f"{made_up.get(report.origin, report.origin)}, {report.size_class}, ragged extent {report.ragged_extent}"
-        on = f"{report.device_name} ({report.device})"
-        plan._take(best, f"tuned in this process at {report.started} on {on} for {sizes}: ok, median {best.time:.3g} ms")
     except BaseException as error:
         error.report = report  # type: ignore[attr-defined]
         raise
     return report
+
+
+def _take(plan: GroupedMatmulPlan, report: TuningReport, best: MatmulAlgorithm) -> None:
+    made_up = {SEED: "balanced sizes", USER: "the caller's sizes"}
+    sizes = f"{made_up.get(report.origin, report.origin)}, {report.size_class}, ragged extent {report.ragged_extent}"
+    on = f"{report.device_name} ({report.device})"
+    plan._take(best, f"tuned in this process at {report.started} on {on} for {sizes}: ok, median {best.time:.3g} ms")
 
 
 def keep(report: TuningReport, store: TuningStore | None = None) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hipgroupgemm.backends.base import MatmulAlgorithm
+from hipgroupgemm.measure.check import Outcome
 from hipgroupgemm.measure.timer import Timed, leader_of, ratio_to, time_rounds
-from hipgroupgemm.measure.verify import Outcome
 from hipgroupgemm.tuning.report import TuningRow, best_row
 from hipgroupgemm.tuning.runners import Deadlines, Runner
 
@@ -99,7 +99,6 @@ class Race:
     seed: int
     deadlines: Deadlines
     progress: Callable[[Entry, int], object] = lambda entry, total: None
-    _turn: int = 0
     _out: int = 0
 
     @property
@@ -136,21 +135,19 @@ class Race:
         )
 
     def _time(self, entry: Entry, number: int) -> float | None:
-        del number
-        self._turn += 1
-        took = self._time_samples(entry)
+        took = self._time_samples(entry, number)
         self.deadlines.found |= took is not None
         self.progress(entry, len(self.entries) * self.rounds[1])
         return took
 
-    def _time_samples(self, entry: Entry) -> float | None:
+    def _time_samples(self, entry: Entry, number: int) -> float | None:
         done, total = len(entry.times), 0.0
         checked = done + 1 in self.rounds  # without a number of rounds, the earliest that may be the last one as well
         for sample in range(self.samples):
             for _ in range(0 if done else self.warmup):
-                if not entry.take(entry.runner.time(entry.algorithm, sample, self._turn, False)):
+                if not entry.take(entry.runner.time(entry.algorithm, sample, number, False)):
                     return None
-            outcome = entry.runner.time(entry.algorithm, sample, self._turn + sample, checked)
+            outcome = entry.runner.time(entry.algorithm, sample, number, checked)
             if not entry.take(outcome):
                 return None
             if outcome.ms is None or not 0 < outcome.ms < math.inf:

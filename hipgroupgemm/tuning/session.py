@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from hipgroupgemm.backends import get_backend
 from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.measure.check import Outcome
 from hipgroupgemm.measure.harness import harness_for
 from hipgroupgemm.measure.roofline import Roofline
-from hipgroupgemm.measure.verify import Outcome, SizeSet, Verifier
+from hipgroupgemm.measure.verify import SizeSet, Verifier
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.processes import error_text, step
 
@@ -120,7 +121,7 @@ class Session:
         return self._guarded(self._verifier.check, algorithm, index, deterministic=algorithm.deterministic)
 
     def time(self, algorithm: MatmulAlgorithm, sample: int, turn: int, checked: bool) -> Outcome:
-        """Times one cold call of a candidate on a sample, with the operands of that turn; see `Verifier.time`."""
+        """Times one cold call of a candidate on a sample; see `Verifier.time`."""
         self._verifier.use(sample, timing=True)
         cold = algorithm.key not in self._prepared  # others took its room
         return self._guarded(self._verifier.time, algorithm, sample, turn, checked=checked, cold=cold)

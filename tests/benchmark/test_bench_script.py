@@ -12,7 +12,7 @@ import ratios
 
 from hipgroupgemm.benchmark import plots
 from hipgroupgemm.measure import workloads
-from hipgroupgemm.measure.host_harness import HostHarness
+from hipgroupgemm.measure.harness import HostHarness
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.workloads import CLASSES
 

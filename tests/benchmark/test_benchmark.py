@@ -14,8 +14,7 @@ from hipgroupgemm.backends.reference import ReferenceBackend
 from hipgroupgemm.benchmark.baselines import BASELINES, Baseline, array_library
 from hipgroupgemm.benchmark.rows import Row
 from hipgroupgemm.benchmark.runner import Job, Runner
-from hipgroupgemm.measure.harness import harness_for
-from hipgroupgemm.measure.host_harness import HostHarness
+from hipgroupgemm.measure.harness import HostHarness, harness_for
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.verify import SizeSet, Verifier
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from hipgroupgemm.cli import cli
-from hipgroupgemm.measure.host_harness import HostHarness
+from hipgroupgemm.measure.harness import HostHarness
 from hipgroupgemm.measure.roofline import Roofline
 
 

@@ -50,8 +50,8 @@ class ContractTests:
     def test_scalars_and_group_offsets(self, bench):
         contract.check_scalars_and_offsets(bench)
 
-    def test_copies_share_out_and_wrong_calls_are_refused(self, bench):
-        contract.check_copies_and_refusals(bench)
+    def test_wrong_calls_are_refused(self, bench):
+        contract.check_refusals(bench)
 
     def test_infinite_sums(self, bench):
         contract.check_overflow(bench)

@@ -37,12 +37,12 @@ def test_the_host_s_memory_and_time_are_measured() -> None:
         assert harness.free_bytes() > 2**20
 
 
-def test_the_roofline_is_measured_once(monkeypatch) -> None:
-    monkeypatch.setattr("hipgroupgemm.measure.host_harness._PRODUCT", 64)
-    monkeypatch.setattr("hipgroupgemm.measure.host_harness._COPY", 1 << 20)
+def test_the_roofline_is_measured(monkeypatch) -> None:
+    monkeypatch.setattr("hipgroupgemm.measure.harness._PRODUCT", 64)
+    monkeypatch.setattr("hipgroupgemm.measure.harness._COPY", 1 << 20)
     with harness_for("cpu") as harness:
         found = harness.roofline("float32")
-        assert found is harness.roofline("float32") and found.flops > 0 and found.bandwidth > 1e6
+        assert found.flops > 0 and found.bandwidth > 1e6
         assert found.product == "product of 64 x 64 float32 matrices" and " of 1 MiB" in found.copy
         assert harness.roofline("bfloat16").product == found.product, "16-bit products are computed in float32"
 
@@ -86,7 +86,7 @@ def test_blas_has_one_thread_while_a_busy_machine_is_measured(busy, threads, mon
         assert threads() == 2
     config = hgg.config_for_ragged_dot(hgg.ArraySpec((40, 9), "float32"), hgg.ArraySpec((2, 9, 7), "float32"), hgg.ArraySpec((2,), "int32"))
     seen = []
-    from hipgroupgemm.measure.host_harness import HostHarness
+    from hipgroupgemm.measure.harness import HostHarness
 
     plain = HostHarness.time
     monkeypatch.setattr(HostHarness, "time", lambda harness, call: (seen.append(threads()), plain(harness, call))[1])

@@ -8,10 +8,11 @@ from generators import BATCH, FORWARD, FORWARD_BATCHED, WEIGHT_GRADIENT
 from harness_contract import Case, case_list, offset_config
 
 import hipgroupgemm as hgg
-from hipgroupgemm.measure.harness import harness_for, layouts_of
-from hipgroupgemm.measure.layouts import spans
+from hipgroupgemm.measure.check import bounds_of
+from hipgroupgemm.measure.harness import harness_for
+from hipgroupgemm.measure.layouts import Layout, layouts_of
 from hipgroupgemm.measure.sizes import adversarial_sizes, origin_of, seed_sizes, size_class, size_class_of, size_samples
-from hipgroupgemm.measure.verify import fill_parts, group_parts, reads_of, size_sets, unread_parts
+from hipgroupgemm.measure.verify import group_parts, size_sets, unread_parts
 
 EXTENTS = [(0, 0), (0, 3), (1, 1), (1, 5), (2, 1), (3, 9), (5, 2), (7, 3), (1002, 4), (640, 128), (100_000, 8), (130, 130), (129, 130)]
 
@@ -259,19 +260,19 @@ def test_poison_is_where_nothing_is_read_and_nowhere_else(case):
     config = case.config
     shared = any(0 in (s for s, e in zip(la.strides, la.shape, strict=True) if e > 1) for la in layouts_of(config).values())
     with harness_for("cpu") as bench:
-        (operands,) = bench.operands(config, seed=3)
+        operands = bench.operands(config, seed=3)
         before = {name: bench.values(operands, name) for name in operands.layouts}
         for one in size_sets(config, [seed_sizes(config)])[1:]:
             if one.config is not None:
                 continue
             bench.renew(operands, seed=3)
-            reads = reads_of(config, one.sizes, one.group_offset)
-            fill_parts(bench, operands, unread_parts(operands, reads))
+            for part in unread_parts(config, one.sizes, one.group_offset):
+                bench.fill(operands, *part)
             read = read_elements(config, one.sizes, one.group_offset)
             if one.spoiled is not None:
-                spoiled, filled = group_parts(operands, reads, one.spoiled)
-                assert all(spans(operands.layouts[name], part) for name, part in filled) or not operands.layouts["out"].size
-                fill_parts(bench, operands, spoiled)
+                spoiled, _ = group_parts(config, one.sizes, one.group_offset, one.spoiled)
+                for part in spoiled:
+                    bench.fill(operands, *part)
                 if config.ragged_mode is hgg.RaggedDotMode.NON_CONTRACTING:
                     read["rhs"][one.spoiled] = False
                 for name, rows in spoiled_rows(config, one).items():
@@ -298,14 +299,14 @@ def spoiled_rows(config, one):
 
 def test_what_is_read():
     config = forward(40, 4)
-    few = reads_of(config, [10, 0, 0, 10])
-    assert (few.starts.tolist(), few.ends.tolist()) == ([[0, 10, 10, 10]], [[10, 10, 10, 20]])
+    starts, ends = bounds_of(config, [10, 0, 0, 10])
+    assert (starts.tolist(), ends.tolist()) == ([[0, 10, 10, 10]], [[10, 10, 10, 20]])
 
 
 def test_offsets_move_what_is_read():
     config = offset_config()
-    reads = reads_of(config, [5, 6, 7, 0, 1, 2, 3], 2)
-    assert (reads.starts.tolist(), reads.ends.tolist()) == ([[11, 18, 18]], [[18, 18, 19]])
+    starts, ends = bounds_of(config, [5, 6, 7, 0, 1, 2, 3], 2)
+    assert (starts.tolist(), ends.tolist()) == ([[11, 18, 18]], [[18, 18, 19]])
     sets = size_sets(config, [seed_sizes(config)])
     assert [one.group_offset for one in sets][:7] == [0, 4, 0, 2, 4, 0, 2]
     assert "group_offset=4" in sets[1].describe()
@@ -320,9 +321,9 @@ def test_c_may_be_out():
     assert not any(one.in_place for one in size_sets(offset_config(c=padded, beta=1.0), [seed_sizes(offset_config())]))
 
 
-def test_spans_give_up_where_axes_are_interleaved():
-    class Layout:
-        shape, byte_strides = (1, 1, 4, 4), (0, 0, 4, 8)
-        dtype = np.dtype(np.float32)
-
-    assert spans(Layout(), {2: (1, 3)}) == []  # rows 4 bytes apart lie inside each other's columns
+@pytest.mark.parametrize(
+    ("strides", "nested"), [((0, 0, 4, 1), True), ((0, 0, 1, 4), True), ((0, 0, 6, 1), True), ((0, 0, 1, 2), False), ((0, 0, 0, 1), False)]
+)
+def test_parts_are_written_where_axes_lie_inside_each_other(strides, nested):
+    """Rows one element apart lie inside each other's columns: nothing of such an operand is poisoned."""
+    assert Layout((1, 1, 4, 4), strides, np.dtype(np.float32), 4).nested == nested

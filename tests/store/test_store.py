@@ -15,7 +15,7 @@ import pytest
 from store_reports import config_of, report, row
 
 import hipgroupgemm as hgg
-from hipgroupgemm.backends import registry_version, unregister_backend
+from hipgroupgemm.backends import selection, unregister_backend
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.store import files
@@ -158,11 +158,11 @@ def test_a_device_that_cannot_be_asked_has_no_answer(store):
 
 def test_what_is_added_is_looked_up(store, double):
     config = config_of()
-    before = registry_version()
+    before = selection.version
     rows = [row("double", 2, 0.8), row("double", 1, 1.0), row("reference", 0, 3.0), row("double", 0, None, "wrong", reason="off by 3")]
     told = report(config, rows, sizes=[[12, 0], [7, 4]], size_class="skewed", origin="user", started="2026-02-03T04:05:06Z")
     assert keep(told, store)
-    assert registry_version() != before, "plans that are kept must be made anew"
+    assert selection.version != before, "plans that are kept must be made anew"
     found = TuningStore(store.directory).lookup(KEY, CPU)
     assert isinstance(found, StoredResult)
     assert (found.backend, found.algorithm.index, found.algorithm.name) == ("double", 2, "kernel_2")
@@ -410,9 +410,9 @@ def test_an_algorithm_that_was_found_wrong_is_struck_whatever_it_was_tuned_on(st
     keep(report(config_of(), [row("double", 0, 1.0), row("double", 1, 2.0)], origin="user", size_class="skewed"), store)
     keep(report(config_of(), [row("double", 0, 1.0)]), store)
     keep(report(config_of(n=6), [row("double", 0, 1.0)]), store)
-    before = registry_version()
+    before = selection.version
     assert not keep(report(config_of(), [row("double", 0, None, verdict, reason="bad")]), store)
-    assert registry_version() != before
+    assert selection.version != before
     assert name_of(store.lookup(KEY, CPU)) == "double kernel_1"
     assert [one.size_class for one in store.results() if one.config == KEY] == ["skewed"]
     assert name_of(store.lookup(config_of(n=6).key(), CPU)) == "double kernel_0", "another config is another matter"
@@ -445,8 +445,8 @@ def test_export_and_merge(store, double, tmp_path):
     other = TuningStore(tmp_path / "other")
     assert other.merge(store.export(), dry_run=True) == (2, 0)
     assert other.results() == [] and not other.directory.exists()
-    before = registry_version()
-    assert other.merge(store.export()) == (2, 0) and registry_version() != before
+    before = selection.version
+    assert other.merge(store.export()) == (2, 0) and selection.version != before
     assert other.results() == store.results() and other.export() == store.export()
     assert other.merge(store.export()) == (0, 2)
     (only,) = json.loads(store.export(lambda result: result.device.target == "sparc"))["results"].values()
@@ -499,9 +499,9 @@ def test_remove(store, double):
         keep(report(config_of(n=n), [row("double", 0, 1.0), row("reference", 0, 2.0)]), store)
     dry = store.remove(lambda result: result.config.n == 6, dry_run=True)
     assert len(dry) == 1 and len(store.results()) == 3
-    before = registry_version()
+    before = selection.version
     removed = store.remove(lambda result: result.config.n == 6)
-    assert len(removed) == 1 and registry_version() != before
+    assert len(removed) == 1 and selection.version != before
     assert store.lookup(config_of(n=6).key(), CPU) is None and name_of(store.lookup(KEY, CPU)) == "double kernel_0"
     assert store.remove(lambda result: False) == [] and len(store.results()) == 2
 

@@ -211,10 +211,10 @@ def test_what_another_process_stores_reaches_new_plans_alone(double, rng, tuning
     assert ran(double, call) is None
     code = "import sys; from hipgroupgemm.store.store import TuningStore; TuningStore(sys.argv[1]).merge(sys.stdin.buffer.read())"
     elsewhere = TuningStore(tuning_store.with_name(tuning_store.name + "-elsewhere"))
-    version = hgg.backends.registry_version
+    selection = hgg.backends.selection
     keep(report(config_of(), [row("double", 2, 1.0)]), elsewhere)
     call()
-    before = version()
+    before = selection.version
     done = subprocess.run(
         [sys.executable, "-c", code, str(tuning_store)],
         input=elsewhere.export().decode(),
@@ -224,7 +224,7 @@ def test_what_another_process_stores_reaches_new_plans_alone(double, rng, tuning
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert version() == before and ran(double, call) is None, "the kept plan is not checked again"
+    assert selection.version == before and ran(double, call) is None, "the kept plan is not checked again"
     with GroupedMatmulPlan(config_of(), device="cpu") as plan:
         assert plan.backend == "double"
     hgg.clear_plan_cache()

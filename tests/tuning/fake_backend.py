@@ -24,7 +24,7 @@ import numpy as np
 from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.backends.reference import ReferenceBackend, numpy_view, run_config
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.measure.host_harness import HostHarness
+from hipgroupgemm.measure.harness import HostHarness
 from hipgroupgemm.operands.dtypes import DTYPES
 from hipgroupgemm.problem.groups import GroupFault, scan
 

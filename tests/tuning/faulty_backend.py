@@ -14,7 +14,7 @@ from fake_backend import FakeBackend, _Executable
 from hipgroupgemm.backends.base import Arguments, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.backends.reference import numpy_view, run_config
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.measure.harness import layouts_of
+from hipgroupgemm.measure.layouts import layouts_of
 from hipgroupgemm.operands.views import ArrayView
 from hipgroupgemm.problem.groups import GroupFault, scan
 

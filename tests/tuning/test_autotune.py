@@ -178,6 +178,19 @@ def test_a_report_is_never_lost(register, when):
     assert [row.verdict for row in caught.value.report.rows] == ["ok"]
 
 
+def test_an_interrupt_while_the_report_is_stored_loses_neither_winner_nor_report(register, monkeypatch):
+    register(["good:40", "good:1"])
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hipgroupgemm.tuning.keep.keep", interrupted)
+    with hgg.GroupedMatmulPlan(config(), "double", "cpu") as plan:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            plan.autotune(**FAST)
+        assert plan.algorithm == caught.value.report.best.algorithm
+
+
 def test_later_plans_and_ragged_dot_take_what_was_stored(register, rng, monkeypatch):
     slow_reference(monkeypatch)
     double = register(["wrong", "good:1"])

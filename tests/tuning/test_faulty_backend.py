@@ -185,10 +185,10 @@ def test_a_problem_that_has_no_room_at_its_capacity_is_tuned_nonetheless(monkeyp
     bench = harness_for("cpu")
     whole = bench.operands
 
-    def tight(one, *, seed, copies=1):
+    def tight(one, *, seed):
         if one.m > 57:
             raise MemoryError("full")
-        return whole(one, seed=seed, copies=copies)
+        return whole(one, seed=seed)
 
     monkeypatch.setattr(bench, "operands", tight)
     monkeypatch.setattr(session, "harness_for", lambda device: bench)

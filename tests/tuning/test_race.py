@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hipgroupgemm.backends.base import MatmulAlgorithm
+from hipgroupgemm.measure.check import Outcome
 from hipgroupgemm.measure.timer import leader_of, ratio_to
-from hipgroupgemm.measure.verify import Outcome
 from hipgroupgemm.processes import WorkerDied, WorkerTimedOut
 from hipgroupgemm.tuning.race import Entry, Race
 from hipgroupgemm.tuning.report import best_row
@@ -23,11 +23,9 @@ class FakeRunner(Runner):
     def __init__(self, ms):
         self.ms, self.calls, self.checked, self.forgotten = ms, [], [], []
         self.seen = collections.Counter()
-        self.turns = collections.defaultdict(list)
 
     def time(self, algorithm, sample, turn, checked):
         self.calls.append(algorithm.name)
-        self.turns[algorithm.name].append(turn)
         count = self.seen[algorithm.name, sample]
         self.seen[algorithm.name, sample] += 1
         if checked:
@@ -138,11 +136,6 @@ def test_samples_are_combined_by_their_mean():
 def test_warm_ups_are_not_counted():
     _, entries, _ = run(["a"], lambda _, __, count: 100.0 if count < 3 else 1.0, warmup=3, repetitions=4)
     assert list(entries["a"].times.values()) == [1.0] * 4
-
-
-def test_turns_rotate_the_operands():
-    runner, _, _ = run(["a", "b", "c"], lambda *_: 1.0, repetitions=8)
-    assert all(len({turn % 8 for turn in turns}) > 3 for turns in runner.turns.values())
 
 
 def test_the_last_round_is_judged():

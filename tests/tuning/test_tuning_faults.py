@@ -11,7 +11,7 @@ from fake_backend import FakeBackend
 from generators import FORWARD
 
 import hipgroupgemm as hgg
-from hipgroupgemm.measure.host_harness import HostHarness
+from hipgroupgemm.measure.harness import HostHarness
 from hipgroupgemm.tuning.engine import tune
 from hipgroupgemm.tuning.session import NO_MEMORY
 

@@ -72,12 +72,10 @@ class TensorMapEncoder:
         self._dimensions[:] = [*reversed(shape)]
         if self.rank > 1:
             self._strides[:] = [*reversed(strides)]
-        pointers = ctypes.c_void_p(into), ctypes.c_void_p(address)
-        status = self._call(pointers[0], *self._head, pointers[1], self._dimensions, self._strides, *self._tail)
+        at = ctypes.c_void_p(address)
+        status = self._call(ctypes.c_void_p(into), *self._head, at, self._dimensions, self._strides, *self._tail)
         if status:
-            got = (
-                f"{self.element_type} at {address:#x}, shape {tuple(shape)}, strides {tuple(strides)} bytes, box {self.box}, into {into:#x}"
-            )
+            got = f"{self.element_type} at {address:#x}, shape {tuple(shape)}, strides {tuple(strides)} bytes, into {into:#x}"
             wanted = "an address that is a multiple of 16, to one of 64, 1 to 2^32 elements, strides that are multiples of 16 below 2^40"
             raise self.runtime._fail("cuTensorMapEncodeTiled", status, f"got {got}; want {wanted}")
 
