@@ -13,8 +13,9 @@ import numpy as np
 
 from hipgroupgemm.backends import backend_names, check_settings, get_backend
 from hipgroupgemm.backends.reference import compute_call
+from hipgroupgemm.caches import CallCache, PlanCache
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.dispatch import CallCache, PlanCache, PreparedCall, run, take_output
+from hipgroupgemm.dispatch import PreparedCall, run, take_output
 from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.dtypes import compute_type_of, dtype_of
 from hipgroupgemm.plan import GroupedMatmulPlan

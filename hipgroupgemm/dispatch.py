@@ -1,4 +1,4 @@
-"""The front door: parse -> canonicalize -> plan -> execute, each entered once, and the two caches between them.
+"""The front door: parse -> canonicalize -> plan -> execute, each entered once, with the caches of calls and plans in between.
 
 A call is looked at once. What came of it is kept in a `CallCache` under the layouts of its operands (shapes, strides, types, alignments,
 device, stream) and its settings; the same call with other arrays finds it there and costs reading addresses. Every check that depends on
@@ -8,50 +8,33 @@ other, or with a stream, a workspace or a check of their own, are parsed each ti
 
 from __future__ import annotations
 
-import itertools
-import os
+import functools
+import operator
 import sys
-import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
+
+import numpy as np
 
 from hipgroupgemm.backends import selection
 from hipgroupgemm.backends.base import Arguments
+from hipgroupgemm.caches import CallCache, Plan
 from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.device_array import order_streams
 from hipgroupgemm.operands.dtypes import DTYPES
+from hipgroupgemm.operands.exchange import exchange_reader
 from hipgroupgemm.operands.views import ArrayView, ListView, numpy_view, packed_strides
 from hipgroupgemm.problem.canonicalize import GroupCount, Problem, check_host_values
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
-from hipgroupgemm.problem.parse import Call, parse
-from hipgroupgemm.problem.readers import Reader, choose_reader, readers, torch_types
+from hipgroupgemm.problem.parse import ARRAYS, ROLES, Call, parse
 from hipgroupgemm.runtime import get_runtime
-from hipgroupgemm.runtime.forks import new_rlock
 
-__all__ = ["CallCache", "Plan", "PlanCache", "PreparedCall", "run", "take_output"]
+__all__ = ["PreparedCall", "run", "take_output"]
 
-_MOST_CALLS = 512
-ticks = itertools.count(1)
+_MOST_READERS = 256
 # no int and no float: 1 and 1.0 would be found under True, which is no int anywhere
 _PLAIN = set((str, bool, type, type(None), GroupCount, RaggedDotDimensionNumbers, *(type(dtype) for dtype in DTYPES.values())))
 _SCALARS = (float, int, type(None))
-
-
-class Plan(Protocol):
-    """What a call needs of a plan: `GroupedMatmulPlan` is one."""
-
-    def launch(self, arguments: Arguments, pointers: dict[str, int] | None = None, lists: dict[str, tuple[int, ...]] | None = None) -> bool:
-        """Runs arguments that are checked, with operands at `pointers` where they are given; false where the plan is closed."""
-
-    def retire(self) -> None:
-        """Closes it as soon as no call uses it; does not wait."""
-
-    @property
-    def captured(self) -> bool:
-        """Whether a graph capture used it."""
-
-    last_use: int
-    """`ticks` at the latest use."""
 
 
 class PreparedCall:
@@ -172,32 +155,6 @@ class PreparedCall:
 _CLOSED = object()
 
 
-class CallCache:
-    """Calls by key, bounded: all are forgotten when there are too many."""
-
-    def __init__(self) -> None:
-        self.calls: dict[Hashable, PreparedCall] = {}
-        _caches.add(self)
-
-    def __len__(self) -> int:
-        return len(self.calls)
-
-    def get(self, key: Hashable) -> PreparedCall | None:
-        """The call of that key, unless backends or stored results have changed since."""
-        found = self.calls.get(key)
-        return None if found is None or found.version != selection.version else found
-
-    def put(self, key: Hashable, prepared: PreparedCall) -> None:
-        """Keeps a call."""
-        if len(self.calls) >= _MOST_CALLS:
-            self.calls.clear()
-        self.calls[key] = prepared
-
-    def clear(self) -> None:
-        """Forgets all."""
-        self.calls.clear()
-
-
 def run(
     arguments: dict[str, Any],
     cache: CallCache,
@@ -308,6 +265,12 @@ def _capturing(call: Call) -> bool:
         return runtime.is_capturing(call.stream)
 
 
+# ---- reading arrays directly -------------------------------------------------------------------------------------------------
+
+_Read = tuple["Hashable", "dict[str, Any]", int]
+_Reader = Callable[["dict[str, Any]", Any], "_Read | None"]
+
+
 def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[Hashable, ...], dict[str, Any]] | None:
     """A call's key and the operands' addresses (of a list a tuple of them), or None for a call that has to be parsed."""
     if arguments["stream"] is not None or arguments["workspace"] is not None:
@@ -320,7 +283,7 @@ def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[H
     if (arguments["offs"] is None) == (arguments["group_sizes"] is None):
         return None
     kind: Any = type(arguments["lhs"])
-    reader = readers[kind] if kind in readers else _choose_reader(kind)
+    reader = _readers[kind] if kind in _readers else _choose_reader(kind)
     found = None if reader is None else reader(arguments, kind)
     if found is None or 0 in found[1].values():  # without memory: a freed storage (or no elements); parsed, and refused by name
         return None
@@ -328,90 +291,118 @@ def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[H
     return (kind, layouts, stream, scalars, arguments["tail"], settings), pointers
 
 
-def _choose_reader(kind: type) -> Reader | None:
-    found = choose_reader(kind)
-    if found is not None and kind in torch_types():
+def _read_numpy(arguments: dict[str, Any], kind: Any) -> _Read | None:
+    layouts: list[Hashable] = []
+    pointers = {}
+    for name, role in _ROLES_OF_ARRAYS:
+        array = arguments[name]
+        if array is None:
+            layouts.append(None)
+        elif type(array) is kind:
+            pointer = array.__array_interface__["data"][0]
+            pointers[role] = pointer
+            layouts += (pointer & 15, array.shape, array.strides, array.dtype, name != "out" or array.flags.writeable)
+        elif not _read_list(array, (kind,), _numpy_array, role, layouts, pointers):
+            return None
+    return tuple(layouts), pointers, 0
+
+
+def _read_list(
+    entries: Any,
+    kinds: tuple[type, ...],
+    read: Callable[[Any], tuple[Any, ...]],
+    role: str,
+    layouts: list[Hashable],
+    pointers: dict[str, Any],
+) -> bool:
+    """Adds a list of arrays of one layout, all with memory: `read` gives one's address and layout. False for what is no such list."""
+    if type(entries) not in (list, tuple) or not entries or not ROLES[role].listed:
+        return False
+    first = read(entries[0])[1:] if type(entries[0]) in kinds else ()
+    found = [read(entry) if type(entry) in kinds else (0,) for entry in entries]
+    if any(entry[0] == 0 or entry[1:] != first for entry in found):
+        return False
+    pointers[role] = tuple([entry[0] for entry in found])
+    layouts += (len(found), functools.reduce(operator.or_, pointers[role]) & 15, *first)
+    return True
+
+
+def _numpy_array(array: Any) -> tuple[Any, ...]:
+    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype, array.flags.writeable
+
+
+def _read_cupy(arguments: dict[str, Any], kind: Any) -> _Read | None:
+    layouts: list[Hashable] = []
+    pointers = {}
+    for name, role in _ROLES_OF_ARRAYS:
+        array = arguments[name]
+        if array is None:
+            layouts.append(None)
+        elif type(array) is kind:
+            data = array.data
+            pointer = pointers[role] = data.ptr
+            layouts += (pointer & 15, array.shape, array.strides, array.dtype.num, data.device_id)
+        elif not _read_list(array, (kind,), _cupy_array, role, layouts, pointers):
+            return None
+    return tuple(layouts), pointers, arrays.current_cupy_stream(arguments["lhs"].data.device_id)
+
+
+def _cupy_array(array: Any) -> tuple[Any, ...]:
+    return array.data.ptr, array.shape, array.strides, array.dtype.num, array.data.device_id
+
+
+def _torch_reader(types: tuple[type, ...]) -> _Reader:
+    """Reads plain tensors and parameters, where no transformation and no recording of gradients may miss the call."""
+    torch: Any = sys.modules["torch"]
+    recording, read = torch.is_grad_enabled, exchange_reader(types, _ROLES) or functools.partial(_read_tensors, types)
+    transforming = arrays.torch_transforming
+    return lambda arguments, _: None if transforming() else read(_operands_of(arguments), recording())
+
+
+def _read_tensors(types: tuple[type, ...], tensors: tuple[Any, ...], recording: bool) -> _Read | None:
+    """What `exchange_reader` reads, from Python."""
+    layouts: list[Hashable] = []
+    pointers = {}
+    try:
+        for role, tensor in zip(_ROLES, tensors, strict=True):
+            if tensor is None:
+                layouts.append(None)
+            elif type(tensor) in types and not (recording and tensor.requires_grad) and not tensor.is_neg():
+                pointer = pointers[role] = tensor.data_ptr()
+                layouts += (pointer & 15, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+            elif not _read_list(tensor, types, functools.partial(_tensor, recording), role, layouts, pointers):
+                return None
+        index = tensors[0].get_device()
+    except RuntimeError:  # a sparse or nested tensor has no address or no strides
+        return None
+    return tuple(layouts), pointers, 0 if index < 0 else arrays.current_torch_stream(index)
+
+
+def _tensor(recording: bool, tensor: Any) -> tuple[Any, ...]:
+    if (recording and tensor.requires_grad) or tensor.is_neg():
+        return (0,)
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+_ROLES = tuple("group_sizes" if name == "offs" else name for name in ARRAYS)
+_ROLES_OF_ARRAYS = tuple(zip(ARRAYS, _ROLES, strict=True))
+_operands_of: Callable[[dict[str, Any]], tuple[Any, ...]] = operator.itemgetter(*ARRAYS)
+_readers: dict[type, _Reader | None] = {}
+
+
+def _torch_types() -> tuple[type, ...]:
+    torch: Any = sys.modules.get("torch")
+    return () if not hasattr(torch, "nn") else (torch.Tensor, torch.nn.Parameter)
+
+
+def _choose_reader(kind: type) -> _Reader | None:
+    found: _Reader | None = _read_numpy if kind is np.ndarray else None
+    if kind is getattr(sys.modules.get("cupy"), "ndarray", None):
+        found = _read_cupy
+    elif kind in (types := _torch_types()):
+        found = _torch_reader(types)
         _PLAIN.add(sys.modules["torch"].dtype)
+    if len(_readers) >= _MOST_READERS:  # a caller that makes classes without end
+        _readers.clear()
+    _readers[kind] = found
     return found
-
-
-_P = TypeVar("_P", bound=Plan)
-
-# ---- plans -------------------------------------------------------------------------------------------------------------------
-
-
-class PlanCache(Generic[_P]):
-    """The plans that functions keep, by key: bounded, the least recently used goes first and is closed.
-
-    A plan that a graph capture used is never evicted: the graph writes through its scratch memory.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._lock = new_rlock()
-        self._version = selection.version
-        self._plans: dict[Hashable, _P] = {}
-        _caches.add(self)
-
-    def __len__(self) -> int:
-        return len(self._plans)
-
-    def get(self, key: Hashable, make: Callable[[], _P]) -> _P:
-        """The plan of that key, made where there is none yet."""
-        with self._lock:
-            if self._version != selection.version:  # each plan has to be made by the backends and stored results that are there now
-                self._version = selection.version
-                dropped = self._drop(list(self._plans))
-            else:
-                dropped = []
-            found, version = self._plans.get(key), self._version
-        for plan in dropped:
-            plan.retire()
-        if found is not None:
-            found.last_use = next(ticks)
-            return found
-        plan = make()
-        plan.last_use = next(ticks)
-        with self._lock:
-            if key in self._plans or version != selection.version:  # another thread was faster, or the choice may be another now
-                again = True
-            else:
-                again, self._plans[key] = False, plan
-                unused = sorted((k for k in self._plans if k != key), key=lambda k: self._plans[k].last_use)
-                dropped = self._drop(unused[: max(0, len(self._plans) - self._limit)])
-        if again:
-            plan.retire()
-            return self.get(key, make)
-        for old in dropped:
-            old.retire()
-        return plan
-
-    def _drop(self, keys: list[Hashable]) -> list[_P]:
-        """Forgets plans, but for those that graphs use; whoever holds them closes them, without the lock."""
-        return [self._plans.pop(key) for key in keys if not self._plans[key].captured]
-
-    def clear(self) -> int:
-        """Forgets and closes all plans but those that a graph capture used; how many those are."""
-        with self._lock:
-            dropped, kept = self._drop(list(self._plans)), len(self._plans)
-        for plan in dropped:
-            plan.retire()
-        return kept
-
-    def forget(self) -> None:
-        """Drops everything without touching a device: for a forked child, which has none."""
-        self._plans = {}
-
-
-_caches: weakref.WeakSet[CallCache | PlanCache[Any]] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for cache in list(_caches):
-        if isinstance(cache, PlanCache):
-            cache.forget()
-        else:
-            cache.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)

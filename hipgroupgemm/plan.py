@@ -10,8 +10,9 @@ from hipgroupgemm import hooks
 from hipgroupgemm.backends import check_settings, get_backend, passed_over, select_backend
 from hipgroupgemm.backends.base import Arguments, Backend, Executable, MatmulAlgorithm, as_limits
 from hipgroupgemm.backends.ranges import with_ranges
+from hipgroupgemm.caches import CallCache, ticks
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.dispatch import CallCache, PreparedCall, run, ticks
+from hipgroupgemm.dispatch import PreparedCall, run
 from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.problem.canonicalize import Problem, canonicalize_for_plan
 from hipgroupgemm.problem.parse import Call

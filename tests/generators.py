@@ -181,8 +181,13 @@ class ListOperand:
         one = dataclasses.replace(layout, order=order, broadcast=tuple(axis - 1 for axis in layout.broadcast if axis))
         made = {group: Operand(values[group], one, library) for group in reversed(range(len(values)))}
         self.library, self.shape, self.dtype, self.parts = library, values.shape, values.dtype, [made[group] for group in sorted(made)]
-        self.values = values.copy()
+        self.values, self.layout = values.copy(), one
         self.array = [part.array for part in self.parts]
+
+    def stacked(self) -> Operand:
+        """The same values as one array, whose slabs lie as the arrays of the list do."""
+        order = self.layout.order and (0, *(axis + 1 for axis in self.layout.order))
+        return Operand(self.values, dataclasses.replace(self.layout, order=order), self.library)
 
     def read(self) -> np.ndarray[Any, Any]:
         """The values that are there now, on the host, stacked."""

@@ -19,11 +19,10 @@ import numpy as np
 import pytest
 
 import hipgroupgemm as hgg
-from hipgroupgemm import api, backends, dispatch, plan
+from hipgroupgemm import api, backends, caches, dispatch, plan
 from hipgroupgemm.backends.base import Executable, MatmulAlgorithm
 from hipgroupgemm.backends.reference import ReferenceBackend
 from hipgroupgemm.operands import arrays
-from hipgroupgemm.problem import readers
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -93,9 +92,7 @@ def gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(arrays, "_cupy_kind", lambda: "cuda")
     monkeypatch.setattr(arrays, "_adapter", functools.lru_cache(arrays._adapter.__wrapped__))
-    fresh = {}
-    monkeypatch.setattr(dispatch, "readers", fresh)
-    monkeypatch.setattr(readers, "readers", fresh)
+    monkeypatch.setattr(dispatch, "_readers", {})
     idle = types.SimpleNamespace(use_device=lambda index: contextlib.nullcontext(), is_capturing=lambda stream: stream in captured)
     captured = set()
     monkeypatch.setattr(plan, "get_runtime", lambda kind: idle)
@@ -209,7 +206,7 @@ def test_evicted_plans_are_made_again(gpu, looked):
 
 
 def test_there_is_a_bound(gpu, monkeypatch):
-    monkeypatch.setattr(dispatch, "_MOST_CALLS", 8)
+    monkeypatch.setattr(caches, "_MOST_CALLS", 8)
     lhs, rhs, sizes = operands()
     for i in range(30):
         hgg.ragged_dot(lhs, rhs, sizes, alpha=float(i))
@@ -251,7 +248,7 @@ def test_a_capture_needs_a_plan_that_has_run_on_any_stream(gpu):
 def test_plans_that_graphs_use_are_never_evicted(gpu, monkeypatch):
     monkeypatch.setattr(Noting, "in_graph", lambda self: self.captured, raising=False)
     monkeypatch.setattr(Noting, "captured", False, raising=False)
-    cache = dispatch.PlanCache(1)
+    cache = caches.PlanCache(1)
     configs = [hgg.config_for_ragged_dot(*operands(rows)) for rows in (64, 128, 256)]
     held = cache.get(configs[0].key(), lambda: hgg.GroupedMatmulPlan(configs[0], device="cuda:0"))
     held.execute(*operands(64))
@@ -415,5 +412,5 @@ def test_classes_without_end_are_not_all_remembered():
     for number in range(700):
         kind = type(f"Rows{number}", (np.ndarray,), {})
         hgg.ragged_dot(lhs.view(kind), rhs, sizes)
-    assert len(dispatch.readers) <= 300 and arrays._adapter.cache_info().currsize <= 300
-    assert np.ndarray in dispatch.readers or hgg.ragged_dot(lhs, rhs, sizes) is not None
+    assert len(dispatch._readers) <= 300 and arrays._adapter.cache_info().currsize <= 300
+    assert np.ndarray in dispatch._readers or hgg.ragged_dot(lhs, rhs, sizes) is not None

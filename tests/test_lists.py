@@ -8,7 +8,7 @@ import json
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from generators import FORWARD_BATCHED, WEIGHT_GRADIENT, Layout, ListOperand, Mode, Operand, make_problem, random_layout, random_sizes
+from generators import FORWARD_BATCHED, WEIGHT_GRADIENT, Layout, ListOperand, Mode, make_problem, random_layout, random_sizes
 from hypothesis import given, settings
 
 import hipgroupgemm as hgg
@@ -30,9 +30,8 @@ def list_name(mode):
 
 def stacked(problem):
     """The same problem with one array for each list."""
-    one = {
-        name: Operand(operand.values) for name in ("rhs", "out", "c") if isinstance(operand := getattr(problem, name), ListOperand)
-    }  # fmt: skip
+    operands = {name: getattr(problem, name) for name in ("rhs", "out", "c")}
+    one = {name: operand.stacked() for name, operand in operands.items() if isinstance(operand, ListOperand)}
     changed = dataclasses.replace(problem, **one)
     if problem.c is not None and problem.c is problem.out:
         changed.c = changed.out
@@ -69,11 +68,12 @@ def test_lists_are_stacked_arrays_bit_for_bit(seed, mode, dtype):
     problem = make_problem(rng, mode, int(m), int(n), int(k), sizes, dtype, c=c, batch=batch, layouts=layouts, listed=True, **others)
     one = stacked(problem)
     for function in (hgg.ragged_dot_general, hgg.ragged_dot_reference, by_plan):
-        result, wanted = problem.run(function), one.run(function)
-        assert result.tobytes() == wanted.tobytes(), function
-        if c == "out":  # it has changed
-            for operand in (problem.out, one.out):
-                restore(operand)
+        results = []
+        for each in (problem, one):
+            results.append(each.run(function))
+            if c == "out":  # it has changed
+                restore(each.out)
+        assert results[0].tobytes() == results[1].tobytes(), function
 
 
 def restore(operand):

@@ -21,7 +21,6 @@ from generators import (
 import hipgroupgemm as hgg
 from hipgroupgemm import dispatch
 from hipgroupgemm.operands.exchange import exchange_reader
-from hipgroupgemm.problem import readers
 
 pytestmark = pytest.mark.torch
 torch = None
@@ -488,10 +487,8 @@ def test_parameters_are_warm_where_no_gradient_is_recorded(monkeypatch):
 
 
 def test_without_the_exchange_calls_are_read_from_python(monkeypatch):
-    fresh = {}
-    monkeypatch.setattr(readers, "exchange_reader", lambda *_: None)
-    monkeypatch.setattr(dispatch, "readers", fresh)
-    monkeypatch.setattr(readers, "readers", fresh)
+    monkeypatch.setattr(dispatch, "exchange_reader", lambda *_: None)
+    monkeypatch.setattr(dispatch, "_readers", {})
     lhs, weight, sizes = torch.ones(6, 4), torch.ones(2, 4, 3), torch.tensor([4, 2])
     wanted = hgg.ragged_dot(lhs, weight, sizes)
     monkeypatch.setattr(dispatch, "parse", None)

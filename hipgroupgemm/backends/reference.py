@@ -302,12 +302,9 @@ def run_config(config: GroupedGemmConfig, arguments: Arguments) -> None:
 
 
 def compute_call(call: Call, axes: RaggedDotAxes, accumulate: np.dtype[Any]) -> None:
-    """The reference on operands of any rank: axes are put in order by views, merged by a copy where need be.
-
-    Lists are stacked by a copy, out as well; an out that is one array is never copied.
-    """
+    """The reference on operands of any rank: axes are put in order by views, merged by a copy where need be; out is never copied."""
     batch = [axis.extent for axis in axes.batch]
-    lhs, rhs = host_array(call.lhs), _stacked(call.views["rhs"])
+    lhs, rhs = host_array(call.lhs), call.views["rhs"]
     summed = [lhs.shape[i] for i in axes.lhs_summed]
     m, k = (math.prod(lhs.shape[i] for i in held) for held in (axes.lhs_rows, axes.lhs_contracting))
     n = math.prod(rhs.shape[i] for i in axes.rhs_columns)
@@ -316,13 +313,15 @@ def compute_call(call: Call, axes: RaggedDotAxes, accumulate: np.dtype[Any]) -> 
     a = lhs.transpose([*lhs_batch, *axes.lhs_summed, *axes.lhs_rows, *axes.lhs_contracting]).reshape(*batch, *summed, m, k)
     group = [] if axes.rhs_group is None else [axes.rhs_group]
     groups, lead = [rhs.shape[i] for i in group], [1 if axis.rhs is None else axis.extent for axis in axes.batch]
-    b = rhs.transpose([*group, *rhs_batch, *axes.rhs_summed, *axes.rhs_contracting, *axes.rhs_columns])
-    b = np.broadcast_to(b.reshape(*groups, *lead, *summed, k, n), (*groups, *batch, *summed, k, n))
+    b = _in_order(rhs, [*group, *rhs_batch, *axes.rhs_summed, *axes.rhs_contracting, *axes.rhs_columns])
+    if isinstance(rhs, ListView):
+        b = [np.broadcast_to(array.reshape(*lead, k, n), (*batch, k, n)) for array in b]
+    else:
+        b = np.broadcast_to(b.reshape(*groups, *lead, *summed, k, n), (*groups, *batch, *summed, k, n))
     slabs = [0] if axes.mode is RaggedDotMode.CONTRACTING else []
     out_order = [*slabs, *(axis.out for axis in axes.batch), *axes.out_rows, *axes.out_columns]
-    whole = _stacked(call.views["out"])
-    out = whole.transpose(out_order)
-    c = _stacked(call.views["c"]).transpose(out_order) if call.beta else None
+    out = _in_order(call.views["out"], out_order)
+    c = _in_order(call.views["c"], out_order) if call.beta else None
     bias = host_array(call.views["bias"]) if "bias" in call.views else None
     bounds = None
     if axes.mode is not RaggedDotMode.BATCH:
@@ -354,11 +353,10 @@ def compute_call(call: Call, axes: RaggedDotAxes, accumulate: np.dtype[Any]) -> 
         zero_tail=call.tail == "zero",
         accumulate=accumulate,
     )
-    if isinstance(call.views["out"], ListView):
-        for entry, values in zip(call.views["out"].entries, whole, strict=True):
-            host_array(entry)[...] = values
 
 
-def _stacked(view: ArrayView) -> Array:
-    """A view of host memory as one array: a list's arrays are copied."""
-    return np.stack([host_array(entry) for entry in view.entries]) if isinstance(view, ListView) else host_array(view)
+def _in_order(view: ArrayView, order: list[int]) -> Stack:
+    """Host memory with its axes in another order; of a list, whose groups are axis 0 and stay first, an array per group."""
+    if isinstance(view, ListView):
+        return [host_array(entry).transpose([axis - 1 for axis in order[1:]]) for entry in view.entries]
+    return host_array(view).transpose(order)

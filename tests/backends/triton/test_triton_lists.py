@@ -7,7 +7,7 @@ import functools
 import device_graphs
 import numpy as np
 import pytest
-from generators import UNALIGNED, Layout, ListOperand, Mode, Operand, make_problem, random_sizes, random_values
+from generators import UNALIGNED, Layout, ListOperand, Mode, make_problem, random_sizes, random_values
 from test_triton_device import RAGGED, assert_near, config_of, library, run_plan, triton_dot
 
 import hipgroupgemm as hgg
@@ -34,7 +34,7 @@ def stacked_result(problem, function):
     before = {name: getattr(problem, name) for name in ("rhs", "out", "c")}
     for name, operand in before.items():
         if isinstance(operand, ListOperand):
-            setattr(problem, name, Operand(operand.values, Layout(), problem.lhs.library))
+            setattr(problem, name, operand.stacked())
     if before["c"] is not None and before["c"] is before["out"]:
         problem.c = problem.out
     try:
