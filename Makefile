@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_TORCH ?= .venv-torch
+VENV_DOCS ?= .venv-docs
 PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist worksteal
 PIP_FLAGS ?= -q --disable-pip-version-check
 RUN := $(VENV)/bin/python
 
-.PHONY: bench test test-torch check lint clean
+.PHONY: bench test test-torch check docs lint clean
 
 # The main job: the six ragged-dot classes of MoE layers, checked, against the padded baselines; tables and plots go to bench/out.
 bench: $(VENV)/.bench
@@ -45,7 +46,16 @@ $(VENV_TORCH)/.test: pyproject.toml setup.py tests/requirements-torch.txt
 	$(VENV_TORCH)/bin/python -m pip install $(PIP_FLAGS) -r tests/requirements-torch.txt -e .
 	touch $@
 
+# the documentation site; warnings are errors
+docs: $(VENV_DOCS)/.docs
+	NO_MKDOCS_2_WARNING=1 $(VENV_DOCS)/bin/python -m mkdocs -q build --strict
+
+$(VENV_DOCS)/.docs: docs/requirements.txt
+	$(PYTHON) -m venv $(VENV_DOCS)
+	$(VENV_DOCS)/bin/python -m pip install $(PIP_FLAGS) -r docs/requirements.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV_TORCH) build bench/out *.egg-info
+	rm -rf $(VENV) $(VENV_TORCH) $(VENV_DOCS) build bench/out *.egg-info
 
 include tools/check_hipblaslt.mk

@@ -74,14 +74,14 @@ def bare_loop(p: Baseline) -> None:
 
 def bare_loop_ratio(harness: Harness, seconds: float, seed: int = 0, divisor: int = 4) -> Ratio:
     """The reference backend's time over the bare loop's: float32, qwen3-30b-a3b with M, K and N divided by `divisor`."""
-    shape = PRESETS["qwen3-30b-a3b"].shape.scaled(divisor)
+    shape = PRESETS["qwen3-30b-a3b"].scaled(divisor)
     name = f"reference over the bare loop of NumPy products, {_words(shape)}"
     return _ratio(harness, name, shape, bare_loop, seconds, seed, limit=1.1, larger=False)
 
 
 def padded_ratio(harness: Harness, seconds: float, seed: int = 0, divisor: int = 2) -> Ratio:
     """The padded dot's time over the reference backend's for 32 experts: float32, deepseek3-test (MI300) divided by `divisor`."""
-    shape = PRESETS["deepseek3-test-mi300"].shape.scaled(divisor)
+    shape = PRESETS["deepseek3-test-mi300"].scaled(divisor)
     return _ratio(
         harness, f"padded dot over reference, {_words(shape)}", shape, BASELINES[PADDED][1], seconds, seed, limit=10.0, larger=True
     )

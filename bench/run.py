@@ -50,7 +50,7 @@ def main() -> int:
     from hipgroupgemm.measure.workloads import CLASSES, PRESETS, presets_of
 
     try:
-        shapes = [preset.shape for name in options.model or PRESETS for preset in presets_of(name)]
+        shapes = [shape for name in options.model or PRESETS for shape in presets_of(name)]
     except ValueError as error:
         parser.error(str(error))
     options.out.mkdir(parents=True, exist_ok=True)

@@ -81,6 +81,12 @@ def ragged_dot(
     Returns:
         out, (m, n).
 
+    Example:
+        >>> import numpy as np
+        >>> tokens, weights = np.ones((5, 4), np.float32), np.full((2, 4, 3), [[[1]], [[10]]], np.float32)
+        >>> ragged_dot(tokens, weights, np.array([2, 3]))[:, 0].tolist()
+        [4.0, 4.0, 40.0, 40.0, 40.0]
+
     Raises:
         TypeError: shapes, element types or dimension numbers that do not fit; the text names the argument, what it got and wanted.
         ValueError: wrong sizes on the host (or, with check="sync", on the device), devices that differ, overlap of out with an input.
@@ -130,16 +136,25 @@ def ragged_dot_general(
         lhs, rhs, group_sizes, offs: the operands, shaped as above; sizes may have the full prefix that JAX allows.
         ragged_dot_dimension_numbers: `RaggedDotDimensionNumbers`, this package's or JAX's.
         group_count: contracted only, with a group_offset: how many slabs out has (default: out's, else all groups).
-        precision, preferred_element_type, group_offset, out, c, bias, alpha, beta, tail, check, deterministic, backend, use_store, stream,
-            workspace:
-            as in `ragged_dot`. Empty groups of a contracted ragged dimension have slabs of beta * c. A bias goes with the first row only.
+        precision, preferred_element_type, group_offset, out, c, bias, alpha, beta, tail, check: as in `ragged_dot`. Empty
+            groups of a contracted ragged dimension have slabs of beta * c. A bias goes with the first row of the table only.
+        deterministic, backend, use_store, stream, workspace: as in `ragged_dot`.
 
     Returns:
         out, in the framework of lhs.
 
+    Example:
+        >>> import numpy as np
+        >>> from hipgroupgemm import RaggedDotDimensionNumbers
+        >>> weight_gradient = RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())  # the rows are contracted, group by group
+        >>> tokens, d_out = np.ones((5, 4), np.float32), np.ones((5, 3), np.float32)
+        >>> ragged_dot_general(tokens, d_out, np.array([2, 3]), weight_gradient)[:, 0, 0].tolist()
+        [2.0, 3.0]
+
     Raises:
-        As `ragged_dot`. Operands whose axes do not merge into one batch, m, n and k axis without a copy are computed on a CPU, and a
-        NotImplementedError on a GPU.
+        TypeError, ValueError, RuntimeError: as `ragged_dot`.
+        NotImplementedError: as `ragged_dot`; and operands whose axes do not merge into one batch, m, n and k axis without a copy, which are
+            computed on a CPU, on a GPU.
     """
     if ragged_dot_dimension_numbers is None:
         raise TypeError("ragged_dot_dimension_numbers: missing; wanted RaggedDotDimensionNumbers")
@@ -170,6 +185,13 @@ def config_for_ragged_dot(
     Args:
         lhs, rhs, group_sizes, ...: as in `ragged_dot_general`. An `ArraySpec` stands for an array that does not exist. Without out the
             output is packed row-major. No value is read but alpha, beta and a host group_offset.
+
+    Example:
+        >>> from hipgroupgemm import ArraySpec
+        >>> tokens, weights = ArraySpec((640, 256), "bfloat16"), ArraySpec((8, 256, 512), "bfloat16")
+        >>> config = config_for_ragged_dot(tokens, weights, ArraySpec((8,), "int32"))
+        >>> config.m, config.k, config.n, config.group_count, config.flops()
+        (640, 256, 512, 8, 167772160)
 
     Raises:
         TypeError, ValueError: as `ragged_dot_general`.
@@ -214,6 +236,12 @@ def ragged_dot_reference(
 
     Returns:
         out.
+
+    Example:
+        >>> import numpy as np
+        >>> lhs, rhs = np.ones((3, 2), np.float32), np.ones((2, 2, 1), np.float32)
+        >>> ragged_dot_reference(lhs, rhs, np.array([1, 1])).tolist()  # the last row is in no group
+        [[2.0], [2.0], [0.0]]
     """
     arguments = locals()
     call = parse(arguments)
@@ -242,14 +270,19 @@ def _prepare_basic(call: Call, arguments: dict[str, Any]) -> PreparedCall:
     return _prepare(call, arguments)
 
 
+def _plan_settings(arguments: dict[str, Any]) -> dict[str, Any]:
+    settings = {name: arguments[name] for name in ("backend", "deterministic", "use_store")}
+    check_settings(**settings)
+    return settings
+
+
 def _prepare(call: Call, arguments: dict[str, Any]) -> PreparedCall:
     """Finds or makes the plan of a call's problem."""
     problem = canonicalize(call, arguments)
     config = problem.config
     if config is None:
         return PreparedCall(None, problem, call)
-    settings = {name: arguments[name] for name in ("backend", "deterministic", "use_store")}
-    check_settings(**settings)
+    settings = _plan_settings(arguments)
     key = (config.key(), call.device, *settings.values())
     plain = config.with_scalars(1.0, config.beta)  # alpha is no part of the key, so it has no say in choosing the backend
     plan = _plans.get(key, lambda: GroupedMatmulPlan(plain, device=call.device, **settings))
@@ -261,8 +294,7 @@ def _prepare(call: Call, arguments: dict[str, Any]) -> PreparedCall:
 def _uncollapsed(call: Call, arguments: dict[str, Any], problem: Problem) -> None:
     """Runs operands that have no config: on the CPU, or not at all."""
     reason = f"the operands do not collapse to a GroupedGemmConfig ({problem.reason})"
-    backend = arguments["backend"]
-    check_settings(**{name: arguments[name] for name in ("backend", "deterministic", "use_store")})
+    backend = _plan_settings(arguments)["backend"]
     if call.device.kind != "cpu":
         names = ", ".join(backend_names())
         raise NotImplementedError(f"no backend of {names} runs this ragged dot on {call.device}: {reason}; make a contiguous copy")

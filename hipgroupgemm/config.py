@@ -68,6 +68,12 @@ class GroupedGemmConfig:
     the rows of out (`out_rows`). `lhs_rows_extent` and `out_rows_extent` are None where rows are not gathered or scattered.
 
     Raises TypeError or ValueError, from `validate_config`, when the fields do not make sense together.
+
+    Example:
+        >>> from hipgroupgemm import ArraySpec, config_for_ragged_dot
+        >>> config = config_for_ragged_dot(ArraySpec((6, 4), "float32"), ArraySpec((2, 4, 3), "float32"), ArraySpec((2,), "int32"))
+        >>> config.ragged_mode.name, config.trans_b, GroupedGemmConfig.from_json(config.to_json()) == config
+        ('NON_CONTRACTING', False, True)
     """
 
     m: int
@@ -143,13 +149,14 @@ class GroupedGemmConfig:
         Raises ValueError when `capacity` is below the ragged extent.
         """
         if capacity is None:
-            if self.__dict__.get("_key") is None:
-                object.__setattr__(self, "_key", self._key_at(self.capacity))
-            key: GroupedGemmConfig = self.__dict__["_key"]
-            return key
-        if capacity < self.ragged_extent:
+            return self._key
+        if isinstance(capacity, bool) or capacity < self.ragged_extent:
             raise ValueError(f"capacity={capacity} is below the ragged extent {self.ragged_extent}; ask for at least that")
         return self._key_at(capacity)
+
+    @functools.cached_property
+    def _key(self) -> GroupedGemmConfig:
+        return self._key_at(self.capacity)
 
     def _key_at(self, capacity: int) -> GroupedGemmConfig:
         new: dict[str, Any] = {"alpha": 1.0, "beta": 1.0 if self.beta else 0.0}
@@ -230,14 +237,9 @@ class GroupedGemmConfig:
 
     def layouts(self) -> frozenset[str]:
         """By name, what is unusual about how the operands lie: column_major_output, and <operand>_inner_stride where that is not 1."""
-        found = {f"{name}_inner_stride" for name in ("lhs", "rhs", "output") if getattr(self, f"{name}_inner_stride") != 1}
-        if self.beta and self.c_inner_stride != 1:
-            found.add("c_inner_stride")
-        if self.epilogue.bias and self.bias_inner_stride != 1:
-            found.add("bias_inner_stride")
-        if not self.must_swap_operands:
-            found.add("column_major_output")
-        return frozenset(found)
+        there = {"lhs": True, "rhs": True, "output": True, "c": self.beta != 0, "bias": self.epilogue.bias}
+        strided = [f"{name}_inner_stride" for name in there if there[name] and getattr(self, f"{name}_inner_stride") != 1]
+        return frozenset(strided if self.must_swap_operands else [*strided, "column_major_output"])
 
     def with_scalars(self, alpha: float, beta: float) -> GroupedGemmConfig:
         """This config with another alpha and beta, finite ones: not validated anew, and with the key that it has found already.
@@ -249,7 +251,8 @@ class GroupedGemmConfig:
         if bool(beta) != bool(self.beta):
             raise ValueError(f"beta={beta}: is another key than beta={self.beta}")
         other = object.__new__(GroupedGemmConfig)
-        other.__dict__.update(self.__dict__, alpha=alpha, beta=beta, _hash=None)
+        other.__dict__.update(self.__dict__, alpha=alpha, beta=beta)
+        other.__dict__.pop("_hash", None)
         return other
 
     # ---- strides by axis ---------------------------------------------------------------------------------------------------
@@ -279,9 +282,7 @@ class GroupedGemmConfig:
 
     def _output_like(self, which: str) -> tuple[int, int, int, int]:
         inner, leading = getattr(self, f"{which}_inner_stride"), getattr(self, f"{which}_leading_dim_stride")
-        group = 0
-        if self.ragged_mode is RaggedDotMode.CONTRACTING:
-            group = getattr(self, f"{which}_stride_ragged_dim")
+        group = getattr(self, f"{which}_stride_ragged_dim") if self.ragged_mode is RaggedDotMode.CONTRACTING else 0
         matrix = (leading, inner) if self.must_swap_operands else (inner, leading)
         return (group, getattr(self, f"{which}_batch_stride"), *matrix)
 
@@ -414,12 +415,12 @@ class GroupedGemmConfig:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
+
     def __hash__(self) -> int:
-        cached = self.__dict__.get("_hash")
-        if cached is None:
-            cached = hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
-            object.__setattr__(self, "_hash", cached)
-        return int(cached)
+        return self._hash
 
 
 def _distinct(*axes: tuple[int, int]) -> int:

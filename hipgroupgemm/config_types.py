@@ -78,6 +78,10 @@ class Epilogue:
         limit, sigmoid_scale: of the activation "swiglu_clamped"; limit is positive.
 
     Raises TypeError for a field of a wrong type, ValueError for a value that is none of these.
+
+    Example:
+        >>> Epilogue(bias=True) == Epilogue.BIAS
+        True
     """
 
     bias: bool = False

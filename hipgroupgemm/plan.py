@@ -46,6 +46,14 @@ class GroupedMatmulPlan:
         TypeError: an argument of a wrong type.
         ValueError: no backend or device of that name.
         NotImplementedError: no backend, or not the named one, runs this config there; the text carries every reason.
+
+    Example:
+        >>> import numpy as np
+        >>> from hipgroupgemm import ArraySpec, config_for_ragged_dot
+        >>> lhs, rhs, sizes = ArraySpec((6, 4), "float32"), ArraySpec((2, 4, 3), "float32"), ArraySpec((2,), "int32")
+        >>> with GroupedMatmulPlan(config_for_ragged_dot(lhs, rhs, sizes), device="cpu") as plan:
+        ...     plan.execute(np.ones((6, 4), np.float32), np.ones((2, 4, 3), np.float32), np.array([4, 2])).sum()
+        np.float32(72.0)
     """
 
     def __init__(
@@ -94,7 +102,7 @@ class GroupedMatmulPlan:
         """The algorithms that can run this plan, the best guess first.
 
         Args:
-            max_algorithm_count: at most so many; None for all.
+            max_algorithm_count: at most so many, at least 1; None for all.
             max_workspace_size: only those that need at most so many bytes of workspace; None for any.
         """
         limits = as_limits(max_algorithm_count, max_workspace_size)
@@ -115,8 +123,8 @@ class GroupedMatmulPlan:
         """
         if isinstance(algorithm, str):
             name, number, backend = algorithm, index, self.backend
-            if number is None:
-                raise TypeError("index: got None, wanted the algorithm's index along with its name")
+            if number is None or isinstance(number, bool) or not hasattr(number, "__index__"):
+                raise TypeError(f"index: got {number!r}, wanted the algorithm's index along with its name")
         elif isinstance(algorithm, MatmulAlgorithm):
             name, number, backend = algorithm.name, algorithm.index, algorithm.backend
         else:
@@ -222,7 +230,7 @@ class GroupedMatmulPlan:
             NotImplementedError: no backend, or not each of the named ones, can run this.
         """
         settings = locals()
-        check_settings(deterministic=deterministic, store=store, isolate=False if isolate is None else isolate)
+        check_settings(store=store)
         plan, sizes = settings.pop("self"), settings.pop("group_sizes")
         with self._lock:
             self._require_open()

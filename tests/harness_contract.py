@@ -203,10 +203,10 @@ def right_operands(bench: Harness, case: Case, seed: int = 3) -> OperandSet:
 def check_right_result_passes(bench: Harness, case: Case) -> None:
     operands = right_operands(bench, case)
     verdict = bench.check(operands, case.host_sizes, seed=1)
-    assert verdict.fault == ""
-    assert 0 <= verdict.error <= verdict.limit
+    assert verdict.reason == ""
+    assert 0 <= verdict.error <= verdict.error_limit
     sampled = bench.check(operands, case.host_sizes, seed=1, budget=1.0)
-    assert sampled.fault == ""
+    assert sampled.reason == ""
     bench.release(operands)
 
 
@@ -249,7 +249,7 @@ def check_planted_faults(bench: Harness, case: Case, rng: np.random.Generator) -
     def planted(at: Sequence[int], value: float, words: str) -> None:
         kept = peek(bench, address_of(operands, "out", at), layout.dtype.itemsize)
         change(bench, operands, at, value)
-        fault = bench.check(operands, case.host_sizes).fault
+        fault = bench.check(operands, case.host_sizes).reason
         assert words in fault, f"{at} = {value}: {fault!r}"
         assert f"row {at[2]} column {at[3]}" in fault
         poke(bench, address_of(operands, "out", at), kept)
@@ -262,7 +262,7 @@ def check_planted_faults(bench: Harness, case: Case, rng: np.random.Generator) -
         planted(at, np.nan, "1 of ")
         kept = peek(bench, address_of(operands, "out", at), layout.dtype.itemsize)
         poke(bench, address_of(operands, "out", at), np.full(layout.dtype.itemsize, 0xFF, np.uint8))
-        assert "1 elements were not written" in bench.check(operands, case.host_sizes).fault
+        assert "1 elements were not written" in bench.check(operands, case.host_sizes).reason
         poke(bench, address_of(operands, "out", at), kept)
     places = [tuple(int(i) for i in at) for at in np.argwhere(np.broadcast_to(~covered[..., None], layout.shape))]
     for at in [places[int(rng.integers(len(places)))], places[0], places[-1]] if places else []:
@@ -274,9 +274,9 @@ def check_planted_faults(bench: Harness, case: Case, rng: np.random.Generator) -
         gaps = np.flatnonzero(mask)
         for offset in {int(gaps[0]), int(gaps[-1]), int(rng.choice(gaps)), int(gaps[gaps >= 64][0])}:
             poke(bench, operands.pointers["out"] - 64 + offset, np.zeros(1, np.uint8))
-            assert "1 bytes between or around" in bench.check(operands, case.host_sizes).fault
+            assert "1 bytes between or around" in bench.check(operands, case.host_sizes).reason
             poke(bench, operands.pointers["out"] - 64 + offset, np.full(1, 0xFF, np.uint8))
-    assert bench.check(operands, case.host_sizes).fault == ""
+    assert bench.check(operands, case.host_sizes).reason == ""
     bench.release(operands)
 
 
@@ -296,7 +296,7 @@ def check_others_rows_do_not_matter(bench: Harness, case: Case) -> None:
             rhs[0, batch, end:] = np.nan
     put(bench, operands, lhs, "lhs")
     put(bench, operands, rhs, "rhs")
-    assert bench.check(operands, case.host_sizes).fault == ""
+    assert bench.check(operands, case.host_sizes).reason == ""
     bench.release(operands)
 
 
@@ -326,22 +326,22 @@ def check_sampling_finds_a_wrong_tile(bench: Harness) -> None:
     values = bench.values(operands)
     budget = config.flops(sizes) / 6
     verdict = bench.check(operands, case.host_sizes, seed=5, budget=budget)
-    assert verdict.fault == "" and " of 233 rows x " in verdict.checked
+    assert verdict.reason == "" and " of 233 rows x " in verdict.amount
     tile = values.copy()
     tile[0, 0, 64:96, 64:96] += 1.0
     put(bench, operands, tile)
-    assert "are wrong" in bench.check(operands, case.host_sizes, seed=5, budget=budget).fault
+    assert "are wrong" in bench.check(operands, case.host_sizes, seed=5, budget=budget).reason
     for row in (0, 1, 130, 131, 132, 133, 232):
         wrong = values.copy()
         wrong[0, 0, row] += 1.0
         put(bench, operands, wrong)
-        assert "are wrong" in bench.check(operands, case.host_sizes, seed=6, budget=1.0).fault, row
+        assert "are wrong" in bench.check(operands, case.host_sizes, seed=6, budget=1.0).reason, row
     put(bench, operands, values)
     change(bench, operands, (0, 0, 77, 77), np.nan)
-    assert "1 elements are NaN, the first at row 77 column 77" in bench.check(operands, case.host_sizes, budget=1.0).fault
+    assert "1 elements are NaN, the first at row 77 column 77" in bench.check(operands, case.host_sizes, budget=1.0).reason
     put(bench, operands, values)
     change(bench, operands, (0, 0, 239, 149), 1e-30)
-    assert "no group covers" in bench.check(operands, case.host_sizes, budget=1.0).fault
+    assert "no group covers" in bench.check(operands, case.host_sizes, budget=1.0).reason
     bench.release(operands)
 
 
@@ -403,13 +403,13 @@ def check_out_full_of_numbers(bench: Harness, case: Case) -> None:
     values = bench.values(operands).astype(np.float64)
     assert np.isfinite(values).all() and (np.abs(values) > 1).all()
     if values.size and covered_rows(case).any():
-        assert "are wrong" in bench.check(operands, case.host_sizes, fill=0x42).fault
+        assert "are wrong" in bench.check(operands, case.host_sizes, fill=0x42).reason
     put(bench, operands, right_result(bench, operands, case))
-    assert bench.check(operands, case.host_sizes, fill=0x42).fault == ""
+    assert bench.check(operands, case.host_sizes, fill=0x42).reason == ""
     layout = operands.layouts["out"]
     if layout.size:
         poke(bench, operands.pointers["out"] + layout.reach, np.array([0xFF], np.uint8))
-        assert "1 bytes between or around" in bench.check(operands, case.host_sizes, fill=0x42).fault
+        assert "1 bytes between or around" in bench.check(operands, case.host_sizes, fill=0x42).reason
         poke(bench, operands.pointers["out"] + layout.reach, np.array([0x42], np.uint8))
     filled = np.flatnonzero(np.atleast_2d(case.host_sizes).any(axis=0))
     if layout.size and case.config.ragged_mode is not Mode.BATCH and filled.size and case.config.k:
@@ -419,18 +419,18 @@ def check_out_full_of_numbers(bench: Harness, case: Case) -> None:
             if sizes[group]:
                 contracting = case.config.ragged_mode is Mode.CONTRACTING
                 change(bench, operands, (group, batch, 0, 0) if contracting else (0, batch, int(sizes[: group + 1].sum()) - 1, 0), 2.0**15)
-        assert "are wrong" in bench.check(operands, case.host_sizes, fill=0x42).fault
-        assert bench.check(operands, case.host_sizes, fill=0x42, without=group).fault == ""
+        assert "are wrong" in bench.check(operands, case.host_sizes, fill=0x42).reason
+        assert bench.check(operands, case.host_sizes, fill=0x42, without=group).reason == ""
     bench.release(operands)
 
 
 def check_undefined_tail(bench: Harness) -> None:
     case = CASES["forward float32"]
     operands = right_operands(bench, case)
-    fault = bench.check(operands, case.host_sizes, tail="undefined").fault
+    fault = bench.check(operands, case.host_sizes, tail="undefined").reason
     assert "201 elements that no group covers are wrong" in fault  # 3 rows of 67 were written
     poke(bench, address_of(operands, "out", (0, 0, 34, 0)), np.full(3 * 67 * 4, 0xFF, np.uint8))
-    assert bench.check(operands, case.host_sizes, tail="undefined").fault == ""
+    assert bench.check(operands, case.host_sizes, tail="undefined").reason == ""
     bench.release(operands)
 
 
@@ -441,7 +441,7 @@ def check_small_errors(bench: Harness) -> None:
     values = bench.values(operands)
     covered = np.broadcast_to(covered_rows(case)[..., None], values.shape)
     put(bench, operands, np.where(covered, values * np.float32(1 + 2.0**-21), values))
-    fault = bench.check(operands, case.host_sizes).fault
+    fault = bench.check(operands, case.host_sizes).reason
     assert fault.startswith("relative error"), fault
     bench.release(operands)
 
@@ -465,15 +465,15 @@ def check_scalars_and_offsets(bench: Harness) -> None:
     operands = bench.operands(case.config, seed=21)
     bench.poison(operands)
     put(bench, operands, right_result(bench, operands, other))
-    assert bench.check(operands, case.host_sizes, alpha=-0.25, beta=2.0).fault == ""
-    assert "are wrong" in bench.check(operands, case.host_sizes).fault
+    assert bench.check(operands, case.host_sizes, alpha=-0.25, beta=2.0).reason == ""
+    assert "are wrong" in bench.check(operands, case.host_sizes).reason
     arguments = bench.arguments(operands, bench.sizes(case.host_sizes), alpha=-0.25, beta=2.0, tail="undefined", group_offset=0)
     assert (arguments.config.alpha, arguments.config.beta, arguments.config.key()) == (-0.25, 2.0, case.config.key())
     with np.testing.assert_raises_regex(ValueError, "beta=0"):
         bench.arguments(operands, bench.sizes(case.host_sizes), beta=0.0)
     put(bench, operands, (2.0 * bench.values(operands, "c").astype(np.float64)).astype(operands.layouts["out"].dtype))
     put(bench, operands, np.full(operands.layouts["lhs"].shape, np.nan), "lhs")
-    assert bench.check(operands, case.host_sizes, alpha=0.0, beta=2.0).fault == ""
+    assert bench.check(operands, case.host_sizes, alpha=0.0, beta=2.0).reason == ""
     bench.release(operands)
     sizes = [4, 9, 3, 8]
     config = _config(FORWARD, spec((30, 14), "float32"), spec((2, 14, 10), "float32"), sizes, group_offset=1)
@@ -481,10 +481,10 @@ def check_scalars_and_offsets(bench: Harness) -> None:
     operands = bench.operands(config, seed=22)
     bench.poison(operands)
     put(bench, operands, right_result(bench, operands, case, group_offset=1))
-    assert bench.check(operands, case.host_sizes, group_offset=1).fault == ""
-    assert "no group covers" in bench.check(operands, case.host_sizes, group_offset=2).fault
+    assert bench.check(operands, case.host_sizes, group_offset=1).reason == ""
+    assert "no group covers" in bench.check(operands, case.host_sizes, group_offset=2).reason
     change(bench, operands, (0, 0, 3, 9), 1e-20)
-    assert "row 3 column 9" in bench.check(operands, case.host_sizes, group_offset=1).fault
+    assert "row 3 column 9" in bench.check(operands, case.host_sizes, group_offset=1).reason
     with np.testing.assert_raises_regex(ValueError, "group_offset=3"):
         bench.check(operands, case.host_sizes, group_offset=3)
     bench.release(operands)
@@ -504,9 +504,9 @@ def check_overflow(bench: Harness) -> None:
     put(bench, operands, result)
     infinite = np.argwhere(np.isinf(result))
     assert len(infinite) > 20 and np.isfinite(result[0, 0, 20]).all()
-    assert bench.check(operands, case.host_sizes).fault == ""
+    assert bench.check(operands, case.host_sizes).reason == ""
     for at, value in ((tuple(infinite[0]), -result[tuple(infinite[0])]), ((0, 0, 20, 3), np.inf)):
         change(bench, operands, at, value)
-        assert f"row {at[2]} column {at[3]}" in bench.check(operands, case.host_sizes).fault
+        assert f"row {at[2]} column {at[3]}" in bench.check(operands, case.host_sizes).reason
         change(bench, operands, at, result[at])
     bench.release(operands)

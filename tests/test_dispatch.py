@@ -396,6 +396,15 @@ def test_settings_of_a_wrong_type_are_named():
         for name in ("deterministic", "store", "isolate"):
             with pytest.raises(TypeError, match=f"{name}='off'"):
                 plan.autotune(**{name: "off"})
+        for wrong in ([[]], 3, [None]):
+            with pytest.raises(TypeError, match="backends="):
+                plan.autotune(backends=wrong)
+        for wrong in (True, False, None, 0.0, "0"):
+            with pytest.raises(TypeError, match="index: got"):
+                plan.set_algorithm(plan.algorithm.name, wrong)
+    for shape, strides in (((True, 2), None), ((1, 2), (True, 4))):
+        with pytest.raises(TypeError, match="must be ints"):
+            hgg.ArraySpec(shape, "float32", strides=strides)
 
 
 def test_classes_without_end_are_not_all_remembered():

@@ -125,9 +125,9 @@ def test_get_algorithms_and_its_limits(plan):
     (algorithm,) = plan.get_algorithms()
     assert algorithm == MatmulAlgorithm("reference", 0, "numpy_matmul_a_group", 0, True)
     assert plan.get_algorithms(1) == plan.get_algorithms(5) == plan.get_algorithms(None, 0) == [algorithm]
-    assert plan.get_algorithms(max_algorithm_count=0) == []
     for limits, kind, word in [
-        ((-1,), ValueError, "max_algorithm_count=-1"),
+        ((-1,), ValueError, "max_algorithm_count=-1: wanted at least 1"),
+        ((0,), ValueError, "max_algorithm_count=0: wanted at least 1"),
         ((1.5,), TypeError, "max_algorithm_count=1.5"),
         ((True,), TypeError, "max_algorithm_count=True"),
         ((None, -1), ValueError, "max_workspace_size=-1"),

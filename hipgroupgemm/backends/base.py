@@ -5,14 +5,19 @@ from __future__ import annotations
 import abc
 import dataclasses
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.views import ArrayView, Device
 from hipgroupgemm.problem.groups import GroupBounds, GroupFault
 from hipgroupgemm.version import __version__
 
-__all__ = ["AlgorithmLimits", "Arguments", "Backend", "Device", "Executable", "MatmulAlgorithm", "versions_of"]
+if TYPE_CHECKING:
+    from hipgroupgemm.runtime.objects import PreparedLaunch
+    from hipgroupgemm.runtime.replay import Move
+
+__all__ = ["AlgorithmLimits", "Arguments", "Backend", "Device", "Executable", "MatmulAlgorithm", "Recipe", "versions_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +95,19 @@ class Arguments:
         raise RuntimeError("group_offset: lies on a device, but this backend reads it on the host")
 
 
+class Recipe(NamedTuple):
+    """The launches of one call as data, for a host program of its own that makes them with other addresses (`include/launches.h`).
+
+    Attributes:
+        launches: in order. moves: where addresses go, and of which operand.
+        scratch_size: bytes that the call needs beside the operands; what they hold before does not matter.
+    """
+
+    launches: tuple[PreparedLaunch, ...]
+    moves: tuple[Move, ...]
+    scratch_size: int
+
+
 class Executable(abc.ABC):
     """A prepared algorithm for one plan and one stream. Its scratch belongs to that pair alone."""
 
@@ -103,6 +121,18 @@ class Executable(abc.ABC):
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing more to prepare
         """Makes ready what the first execute, and one graph capture, would otherwise have to make."""
+
+    def recipe(self, arguments: Arguments, slots: Sequence[str], fault: int) -> Recipe | None:
+        """The launches of a call, whose operands' addresses are not known yet; None where they are no list of kernels.
+
+        The executable then serves this one call: it must neither execute another nor be closed as long as the recipe is used.
+
+        Args:
+            arguments: the call; its pointers are not looked at. slots: what the addresses will be of, in order: roles, and "scratch".
+            fault: device address of the 32 zeroed bytes that keep the first fault.
+        """
+        del arguments, slots, fault
+        return None
 
     def check(self) -> GroupFault | None:
         """Waits for the stream, returns the first fault since the last check, and clears it. Host sizes never leave one."""
@@ -193,15 +223,16 @@ def versions_of(backend: Backend, device: Device) -> dict[str, str]:
 
 
 def as_limits(max_algorithm_count: Any, max_workspace_size: Any) -> AlgorithmLimits:
-    """Limits from a caller's arguments, None meaning no limit; raises TypeError or ValueError for anything but natural numbers."""
+    """Limits from a caller's arguments, None meaning no limit; raises TypeError or ValueError for anything but natural numbers, the count
+    at least 1."""
     values = []
-    for name, value in (("max_algorithm_count", max_algorithm_count), ("max_workspace_size", max_workspace_size)):
+    for name, value, least in (("max_algorithm_count", max_algorithm_count, 1), ("max_workspace_size", max_workspace_size, 0)):
         if value is None:
             values.append(sys.maxsize)
             continue
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise TypeError(f"{name}={value!r}: must be an int or None")
-        if value.__index__() < 0:
-            raise ValueError(f"{name}={value}: must not be negative")
+        if value.__index__() < least:
+            raise ValueError(f"{name}={value}: wanted at least {least}")
         values.append(int(value.__index__()))
     return AlgorithmLimits(*values)

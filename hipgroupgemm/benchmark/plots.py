@@ -1,4 +1,4 @@
-"""Pictures (matplotlib, the extra `bench`): bars by class and problem, of benchmarks here and of sweeps in `sweep.plots`."""
+"""Pictures (matplotlib, the extra `bench`): bars by class and problem, of benchmarks here and of sweeps in `sweep.report`."""
 
 from __future__ import annotations
 

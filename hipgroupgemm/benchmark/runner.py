@@ -15,9 +15,10 @@ from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Backend, Exec
 from hipgroupgemm.benchmark.baselines import BASELINES, PADDED, Baseline
 from hipgroupgemm.benchmark.rows import Row
 from hipgroupgemm.measure.base import Harness
+from hipgroupgemm.measure.check import Outcome
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.measure.timer import Timed, time_rounds
-from hipgroupgemm.measure.verify import Outcome, SizeSet, Verifier
+from hipgroupgemm.measure.verify import SizeSet, Verifier
 from hipgroupgemm.measure.workloads import MoEShape, RaggedDotClass, Sizes, config_of
 
 __all__ = ["Candidate", "Job", "Runner"]
@@ -130,11 +131,9 @@ class Runner:
         for index, job in enumerate(jobs):
             runner = dataclasses.replace(self, seed=self.seed + index)
             if self.time_limit is not None:
-                left = max(self.time_limit - (time.monotonic() - started), 0.0)
-                share = left * works[index] / sum(works[index:])
+                share = max(self.time_limit - (time.monotonic() - started), 0.0) * works[index] / sum(works[index:])
                 # half of a job's share is for timed calls, the rest for making, warming up and checking
-                budget = 0.5 * share / (2 + len(self.baselines))
-                if budget < self.budget:
+                if (budget := 0.5 * share / (2 + len(self.baselines))) < self.budget:
                     runner = dataclasses.replace(runner, budget=budget, rounds=(1, self.rounds[1]))
             yield runner.run_job(job)
 

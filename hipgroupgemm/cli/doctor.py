@@ -6,14 +6,18 @@ files and, where that is cheap and harmless, asked for their version through cty
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
+import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import re
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +26,6 @@ import click
 from rich.markup import escape
 
 from hipgroupgemm.backends import backend_names, get_backend
-from hipgroupgemm.cli.machine import Machine
 from hipgroupgemm.cli.tables import printable
 from hipgroupgemm.measure.text import console_for, say
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
@@ -31,7 +34,7 @@ from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.store.store import TuningStore, why_off
 from hipgroupgemm.version import __version__
 
-__all__ = ["BackendState", "Finding", "Report", "doctor", "examine", "gfx_name", "print_report", "store_state"]
+__all__ = ["BackendState", "Finding", "Machine", "Report", "doctor", "examine", "gfx_name", "print_report", "store_state"]
 
 _TARGET = re.compile(r"gfx(?:[0-9a-f]{3,4})(?![0-9a-f])")
 _LIBCUDA = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -40,6 +43,7 @@ _WHOLE: dict[str, Any] = {"highlight": False, "soft_wrap": True}  # a long line 
 _HERE = "in a checkout of hipgroupgemm"
 _ROCM = f'pip install ".[rocm7]" (ROCm 7) or ".[rocm6]" (which has no CuPy), {_HERE}'
 _CUDA = f'pip install ".[cuda]" (CUDA 13) or ".[cuda12]", {_HERE}'
+_IMPORT_SECONDS = 120.0
 
 
 @click.command()
@@ -51,6 +55,100 @@ def doctor(as_json: bool) -> None:
         click.echo(json.dumps(report.as_dict(), indent=1))
     else:
         print_report(report)
+
+
+# ---- where it looks ------------------------------------------------------------------------------------------------------------
+
+
+def _distributions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in importlib.metadata.distributions():
+        with contextlib.suppress(Exception):  # a broken installation of something else is none of ours
+            found.setdefault(one.metadata["Name"].lower().replace("_", "-"), one.version)
+    return found
+
+
+def _find_module(name: str) -> str | None:
+    with contextlib.suppress(ImportError, ValueError, AttributeError):
+        if (spec := importlib.util.find_spec(name)) is not None:
+            return spec.origin or next((f"{place}/__init__.py" for place in spec.submodule_search_locations or ()), None)
+    return None
+
+
+def _load(name: str) -> Any:
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL(name)
+    return None
+
+
+def _import_error(module: str) -> str:
+    command = [sys.executable, "-c", f"import {module}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_IMPORT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"its import has not ended in {_IMPORT_SECONDS:.0f} s"
+    words = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    return words[-1].strip() if done.returncode else ""
+
+
+@dataclasses.dataclass
+class Machine:
+    """Where files, environment variables, packages and libraries are looked up. Tests simulate one.
+
+    Attributes:
+        root: the file system's root. environ: the environment. distributions: those installed, name (lower case) to version.
+        find_module: module name to its file, or None; no top-level module is imported. load: path or soname to a ctypes library, or None.
+        import_error: module name to why it can't be imported in a process of its own, "" where it can.
+    """
+
+    root: Path = Path("/")
+    environ: Mapping[str, str] = dataclasses.field(default_factory=lambda: os.environ)
+    distributions: Mapping[str, str] = dataclasses.field(default_factory=_distributions)
+    find_module: Callable[[str], str | None] = _find_module
+    load: Callable[[str], Any] = _load
+    import_error: Callable[[str], str] = _import_error
+
+    def path(self, absolute: str | Path) -> Path:
+        """A path below the root; one that lies there already is taken as it is."""
+        path = Path(absolute)
+        return path if path.is_relative_to(self.root) else self.root / path.relative_to(path.anchor)
+
+    def glob(self, directory: Path | str, pattern: str) -> list[Path]:
+        """Files of a directory below the root, sorted; none where it can't be read."""
+        with contextlib.suppress(OSError):
+            return sorted(self.path(directory).glob(pattern))
+        return []
+
+    def read(self, path: Path | str) -> str:
+        """A small file's text, "" where it can't be read."""
+        with contextlib.suppress(OSError):
+            return self.path(path).read_text(encoding="latin-1")
+        return ""
+
+    def packages(self, module: str, pattern: str) -> list[Path]:
+        """Files in the directory of an installed package, which is not imported."""
+        file = self.find_module(module)
+        return self.glob(Path(file).parent, pattern) if file else []
+
+    def folders(self, *prefixes: str | Path) -> list[Path]:
+        """The lib and lib64 of prefixes; those that begin with $ are named by a variable of the environment."""
+        named = [self.environ.get(str(one)[1:], "") if str(one).startswith("$") else str(one) for one in prefixes]
+        return [Path(prefix, part) for prefix in named if prefix for part in ("lib", "lib64")]
+
+    def libraries(self, folders: Sequence[str | Path], stem: str) -> list[Path]:
+        """A library's files in folders, the shortest name of each first."""
+        return [path for one in folders for path in sorted(self.glob(one, f"{stem}.so*"), key=lambda path: len(path.name))]
+
+    def version(self, library: Path | str, function: str) -> int:
+        """What a library's C function writes through its only argument; 0 where that can't be had."""
+        loaded, value = self.load(str(library)), ctypes.c_int()
+        with contextlib.suppress(AttributeError, OSError):
+            if loaded is not None and getattr(loaded, function)(ctypes.byref(value)) == 0:
+                return value.value
+        return 0
+
+
+# ---- what it finds -------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,26 +268,13 @@ def _gpu_findings(machine: Machine, amd: Sequence[tuple[str, str]], nvidia: Sequ
         yield Finding("GPU", "GPU", False, "", "neither an AMD nor an NVIDIA GPU is visible", remedy)
 
 
-def _lib(*prefixes: str | Path) -> list[Path]:
-    return [Path(prefix, part) for prefix in prefixes for part in ("lib", "lib64")]
-
-
-def _named(machine: Machine, *variables: str) -> list[Path]:
-    return _lib(*(machine.environ[name] for name in variables if machine.environ.get(name)))
-
-
-def _rocm_dirs(machine: Machine) -> list[str | Path]:
+def _rocm_folders(machine: Machine) -> list[str | Path]:
     """Where ROCm's libraries lie: what the environment names, /opt/rocm*, the distribution's directories, wheels."""
+    named = machine.folders("$ROCM_PATH", "$ROCM_HOME", "$HIP_PATH")
     path = [part for part in machine.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if part]
-    wheels = [one / "lib" for module in ("_rocm_sdk_core", "_rocm_sdk_devel", "torch") for one in machine.package_dirs(module)]
-    for core in machine.package_dirs("_rocm_sdk_core"):  # AMD's wheels keep a family's libraries in a package of its own
-        wheels += machine.glob(core.parent, "_rocm_sdk_libraries*/lib")
-    named, usual = _named(machine, "ROCM_PATH", "ROCM_HOME", "HIP_PATH"), _lib("/opt/rocm", *machine.glob("/opt", "rocm-*"))
-    return [*named, *path, *usual, *_SYSTEM, *wheels]
-
-
-def _libraries(machine: Machine, dirs: Sequence[str | Path], stem: str) -> list[Path]:
-    return [path for one in dirs for path in sorted(machine.glob(one, f"{stem}.so*"), key=lambda path: len(path.name))]
+    wheels = [one for module in ("_rocm_sdk_core", "_rocm_sdk_devel", "torch") for one in machine.packages(module, "lib")]
+    wheels += machine.packages("_rocm_sdk_core", "../_rocm_sdk_libraries*/lib")  # a family's have a package of their own
+    return [*named, *path, *machine.folders("/opt/rocm", *machine.glob("/opt", "rocm-*")), *_SYSTEM, *wheels]
 
 
 def _number_in_name(path: Path) -> str:
@@ -198,9 +283,9 @@ def _number_in_name(path: Path) -> str:
 
 
 def _rocm_findings(machine: Machine, targets: Sequence[str]) -> Iterator[Finding]:
-    dirs = _rocm_dirs(machine)
+    folders = _rocm_folders(machine)
     wanted, version = "" if targets else "only needed for AMD GPUs: ", ""
-    hip, blaslt = next(iter(_libraries(machine, dirs, "libamdhip64")), None), _libraries(machine, dirs, "libhipblaslt")
+    hip, blaslt = next(iter(machine.libraries(folders, "libamdhip64")), None), machine.libraries(folders, "libhipblaslt")
     if hip is not None:
         value, release = machine.version(hip, "hipRuntimeGetVersion"), machine.read(hip.parent.parent / ".info" / "version").strip()
         version = f"{value // 10_000_000}.{value // 100_000 % 100}.{value % 100_000}" if value else release or _number_in_name(hip)
@@ -210,7 +295,7 @@ def _rocm_findings(machine: Machine, targets: Sequence[str]) -> Iterator[Finding
     number, where = (_number_in_name(blaslt[0]), blaslt[0]) if blaslt else ("", None)
     yield _either("ROCm", "hipBLASLt", blaslt, number, where, "no libhipblaslt.so", remedy)
     yield from _kernel_findings(machine, blaslt, targets)
-    shim = next((path for one in machine.package_dirs("hipgroupgemm") for path in machine.glob(one, "native/libhipgroupgemm.so")), None)
+    shim = next(iter(machine.packages("hipgroupgemm", "native/libhipgroupgemm.so")), None)
     build = "pip install --force-reinstall --no-deps ."
     remedy = f"{wanted}install hipBLASLt's headers (hipblaslt-dev) and g++, then in a checkout of hipgroupgemm: {build}"
     yield _either("ROCm", "hipgroupgemm's native part", shim, "", shim, "not built: the hipblaslt backend needs it", remedy)
@@ -252,9 +337,8 @@ def _cuda_findings(machine: Machine, gpu: bool) -> Iterator[Finding]:
     driver = version(_LIBCUDA, "cuDriverGetVersion")
     remedy = f"{wanted}install NVIDIA's driver (apt install nvidia-driver, dnf install nvidia-driver); in a container, run with --gpus all"
     yield _either("CUDA", "CUDA driver", driver, driver, "the newest CUDA that it serves", "no libcuda.so.1", remedy)
-    wheels = [directory for one in machine.package_dirs("nvidia") for directory in machine.glob(one, "*/lib")]
-    dirs: list[str | Path] = [*_named(machine, "CUDA_PATH", "CUDA_HOME"), *_lib("/usr/local/cuda"), _SYSTEM[0], *wheels]
-    runtime = next(iter(_libraries(machine, dirs, "libcudart")), None)
+    usual = machine.folders("$CUDA_PATH", "$CUDA_HOME", "/usr/local/cuda")
+    runtime = next(iter(machine.libraries([*usual, _SYSTEM[0], *machine.packages("nvidia", "*/lib")], "libcudart")), None)
     package = "'cupy-cuda12x[ctk]'" if driver.partition(".")[0] == "12" else "'cupy-cuda13x[ctk]'"
     remedy = f"{wanted}pip install {package}, or install the CUDA toolkit"
     found = "" if runtime is None else version(runtime, "cudaRuntimeGetVersion")

@@ -96,10 +96,10 @@ def _print_models(as_json: bool) -> None:
     models: list[dict[str, Any]] = [
         {
             "model": name,
-            **dict(zip("MKNE", preset.shape.extents, strict=True)),
+            **dict(zip("MKNE", shape.extents, strict=True)),
             "aliases": [alias for alias, names in ALIASES.items() if name in names],
         }
-        for name, preset in PRESETS.items()
+        for name, shape in PRESETS.items()
     ]
     if as_json:
         click.echo(json.dumps(models, indent=1))

@@ -22,9 +22,8 @@ from hipgroupgemm.cli.tables import print_table
 from hipgroupgemm.measure.text import STDOUT, console_for, write_text
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
 from hipgroupgemm.store.identity import device_of
-from hipgroupgemm.store.lookup import Query
 from hipgroupgemm.store.records import SEED, USER, StoredResult, config_id
-from hipgroupgemm.store.store import VARIABLE, TuningStore, why_off
+from hipgroupgemm.store.store import VARIABLE, Query, TuningStore, why_off
 
 __all__ = ["store"]
 
@@ -39,9 +38,20 @@ def _age(text: str) -> datetime.timedelta:
     return datetime.timedelta(hours=int(match[1]) * _HOURS[match[2] or "d"])
 
 
-_directory = click.option(
+def _open(context: click.Context, parameter: click.Parameter, directory: Path | None) -> TuningStore:
+    opened = TuningStore(directory)
+    if opened.directory is None:
+        raise click.UsageError(f"The tuning store is off ({why_off()}); name one with --directory.")
+    if os.path.exists(opened.directory) and not os.path.isdir(opened.directory):
+        raise click.UsageError(f"{opened.directory}: is no directory; name another with --directory, or in {VARIABLE}.")
+    return opened
+
+
+_store = click.option(
     "--directory",
+    "opened",
     type=click.Path(file_okay=False, path_type=Path),
+    callback=_open,
     metavar="DIR",
     help="The store's directory. Default: HIPGROUPGEMM_TUNING_STORE, else the user's cache directory.",
 )
@@ -51,15 +61,6 @@ _filters = options_of(
     list_option("--config", "configs", metavar="IDS", help="Of the configs with these ids (store ls shows them). A list."),
     list_option("--origin", "origins", help="Tuned on sizes from there: user, seed, zipf, ... A list."),
 )
-
-
-def _open(directory: Path | None) -> TuningStore:
-    opened = TuningStore(directory)
-    if opened.directory is None:
-        raise click.UsageError(f"The tuning store is off ({why_off()}); name one with --directory.")
-    if os.path.exists(opened.directory) and not os.path.isdir(opened.directory):
-        raise click.UsageError(f"{opened.directory}: is no directory; name another with --directory, or in {VARIABLE}.")
-    return opened
 
 
 def _shown(opened: TuningStore) -> str:
@@ -96,17 +97,17 @@ def store() -> None:
 
 
 @store.command()
-@_directory
-def path(directory: Path | None) -> None:
+@_store
+def path(opened: TuningStore) -> None:
     """Print the store's directory, which need not exist yet."""
-    click.echo(os.fsencode(str(_open(directory).directory)))
+    click.echo(os.fsencode(str(opened.directory)))
 
 
 @store.command(name="ls")
-@_directory
+@_store
 @_filters
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, versions included.")
-def list_results(directory: Path | None, as_json: bool, **options: Any) -> None:
+def list_results(opened: TuningStore, as_json: bool, **options: Any) -> None:
     """List the stored results.
 
     A problem that is one of an MoE layer has its class and M,K,N,E, as --class and --shape take them; M is what was tuned, and results
@@ -117,7 +118,6 @@ def list_results(directory: Path | None, as_json: bool, **options: Any) -> None:
     result here: "yes"; "other versions" of what it depends on; "stale", where its algorithm is no longer found by name and index together;
     or "?", where this machine has not its device, or not its backend.
     """
-    opened = _open(directory)
     results = sorted(
         filter(_wanted(opened, options), opened.results()),
         key=lambda result: (str(result.device), result.device_name, result.config.to_json(), result.size_class, result.origin),
@@ -150,11 +150,11 @@ def _usable(result: StoredResult) -> str:
 
 
 def _as_dict(result: StoredResult) -> dict[str, Any]:
-    problem = _moe_problem(result)
+    name, shape = _moe_problem(result)
     return {
         "id": config_id(result.config),
-        "class": None if problem is None else problem[0],
-        "shape": None if problem is None else list(problem[1].extents),
+        "class": name,
+        "shape": None if shape is None else list(shape.extents),
         **dataclasses.asdict(result),
         "config": json.loads(result.config.to_json()),
         "tuned": result.tuned.isoformat(),
@@ -163,7 +163,7 @@ def _as_dict(result: StoredResult) -> dict[str, Any]:
     }
 
 
-def _moe_problem(result: StoredResult) -> tuple[str, MoEShape] | None:
+def _moe_problem(result: StoredResult) -> tuple[str | None, MoEShape | None]:
     """The class of an MoE layer's ragged dot, and its shape, that a result's config is; None where it is none of them.
 
     Those of the down projection (`fwd_wo`, ...) are those of the up projection with K and N exchanged: the latter are named. M is the
@@ -175,27 +175,25 @@ def _moe_problem(result: StoredResult) -> tuple[str, MoEShape] | None:
             shape = MoEShape(m, k, n, c.group_count)  # type: ignore[arg-type]
             if config_of(CLASSES[name], shape, c.type_a).key() == dataclasses.replace(c, beta=0.0):
                 return name, shape
-    return None
+    return None, None
 
 
 def _problem(result: StoredResult) -> str:
     """The problem in the command line's words where it has some, else by the config's extents; its types."""
-    c, problem = result.config, _moe_problem(result)
+    c, (name, shape) = result.config, _moe_problem(result)
     batch = f" batch={c.batch_count}" if c.batch_count != 1 else ""
     about = f"{c.ragged_mode.name} m={c.m} n={c.n} k={c.k} groups={c.group_count}{batch}"
-    if problem is not None:
-        about = f"{problem[0]} M,K,N,E={','.join(map(str, problem[1].extents))}"
+    if shape is not None:
+        about = f"{name} M,K,N,E={','.join(map(str, shape.extents))}"
     return f"{about} {c.type_a}->{c.type_d}{' +c' if c.beta else ''}"
-
-
-def _sizes(result: StoredResult) -> str:
-    return {SEED: "balanced seed", USER: f"{result.size_class} user's"}.get(result.origin, f"{result.size_class} {result.origin}")
 
 
 _COLUMNS: dict[str, Callable[[StoredResult], str]] = {
     "id": lambda result: config_id(result.config)[:8],
     "problem": _problem,
-    "sizes": _sizes,
+    "sizes": lambda result: {SEED: "balanced seed", USER: f"{result.size_class} user's"}.get(
+        result.origin, f"{result.size_class} {result.origin}"
+    ),
     "algorithm": lambda result: f"{result.backend} {result.algorithm.index} {result.algorithm.name}",
     "ms": lambda result: f"{result.median_ms:.4g}",
     "of floor": lambda result: "-" if result.fraction is None else f"{result.fraction:.2g}",
@@ -211,15 +209,14 @@ def _print_results(results: list[StoredResult]) -> None:
 
 
 @store.command(name="export")
-@_directory
+@_store
 @_filters
 @click.argument("file", type=OutputType(), default="-")
-def export_results(directory: Path | None, file: Path, **options: Any) -> None:
+def export_results(opened: TuningStore, file: Path, **options: Any) -> None:
     """Write the results to FILE as JSON, for `store import` on another machine; - (the default) is standard output.
 
     Exit status: 0; 1 when FILE can't be written; 2 for arguments that can't be met, filters that no result passes among them.
     """
-    opened = _open(directory)
     wanted = _wanted(opened, options)
     count = sum(map(wanted, opened.results()))
     if any(options.values()) and not count:
@@ -231,10 +228,10 @@ def export_results(directory: Path | None, file: Path, **options: Any) -> None:
 
 
 @store.command(name="import")
-@_directory
+@_store
 @click.option("--dry-run", is_flag=True, help="Say what would become of the results, and change nothing.")
 @click.argument("files", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), nargs=-1, required=True)
-def import_results(directory: Path | None, dry_run: bool, files: tuple[Path, ...]) -> None:
+def import_results(opened: TuningStore, dry_run: bool, files: tuple[Path, ...]) -> None:
     """Merge the results of FILES into the store: exports, or files of another store; - is standard input.
 
     Where both have a result for one thing (device, config, class and origin of the sizes, backends and versions) the one that was tuned
@@ -243,7 +240,6 @@ def import_results(directory: Path | None, dry_run: bool, files: tuple[Path, ...
     Exit status: 0; 1 when a file is no export, or the store can't be written; 2 for arguments that can't be met. Files that come before
     one that is refused have been merged.
     """
-    opened = _open(directory)
     for file in files:
         with usage_errors():
             data = sys.stdin.buffer.read() if file == STDOUT else file.read_bytes()
@@ -256,14 +252,14 @@ def import_results(directory: Path | None, dry_run: bool, files: tuple[Path, ...
 
 
 @store.command()
-@_directory
+@_store
 @_filters
 @click.option("--older-than", type=Parsed("AGE", _age), help="Tuned longer ago than this: 90d, 12h, 6w, 3m (of 30 days), 1y.")
 @click.option("--other-versions", is_flag=True, help="Tuned with other versions than this machine has; where it can't say it keeps them.")
 @click.option("--all", "everything", is_flag=True, help="All results.")
 @click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
 def prune(
-    directory: Path | None, older_than: datetime.timedelta | None, other_versions: bool, everything: bool, dry_run: bool, **options: Any
+    opened: TuningStore, older_than: datetime.timedelta | None, other_versions: bool, everything: bool, dry_run: bool, **options: Any
 ) -> None:
     """Remove results. Those go that meet all conditions given; at least one is needed.
 
@@ -271,7 +267,6 @@ def prune(
     """
     if any((older_than is not None, other_versions, any(options.values()))) == everything:
         raise click.UsageError("Which? Give --all alone, or --older-than, --other-versions, --device, --backend, --config, --origin.")
-    opened = _open(directory)
     wanted = _wanted(opened, options)
     now = datetime.datetime.now(datetime.timezone.utc)
 

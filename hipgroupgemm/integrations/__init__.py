@@ -1,1 +1,1 @@
-"""Doors into frameworks: each module here imports its framework, and nothing else of the package imports it."""
+"""Doors into frameworks. Each module imports its framework; nothing else of the package imports these."""

@@ -125,9 +125,8 @@ def _fake(
 
 @functools.cache
 def _result_type(lhs: Any, rhs: Any, dtype: Any) -> Any:
-    kinds = [float_dtype(dtype_of(kind), name) for kind, name in ((lhs, "lhs"), (rhs, "rhs"))]
     preferred = None if dtype is None else float_dtype(dtype_of(dtype), "preferred_element_type")
-    return getattr(torch, result_dtype(*kinds, preferred).name)
+    return getattr(torch, result_dtype(float_dtype(dtype_of(lhs), "lhs"), float_dtype(dtype_of(rhs), "rhs"), preferred).name)
 
 
 for _key in ("CPU", "CUDA"):
@@ -144,7 +143,7 @@ def _is_transposed(tensor: Tensor) -> bool:
     return bool(tensor.stride(-2) == 1 and tensor.stride(-1) != 1)
 
 
-class _RaggedDot(torch.autograd.Function):
+class _RaggedDot(torch.autograd.Function):  # type: ignore[misc]  # torch is not looked at
     """Recorded below the dispatcher, where torch.func's transformations arrive one level at a time."""
 
     @classmethod
@@ -250,7 +249,7 @@ LIBRARY.impl("ragged_dot", _record, "Autograd")
 def _vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
     """One more batch axis, the first; what is not mapped over is broadcast along it."""
     lhs, rhs, sizes, bias, offset, into, form, *settings = _all(args)
-    of_lhs, of_rhs, of_sizes, of_bias, of_offset, *_ = (*in_dims, *[None] * 12)
+    of_lhs, of_rhs, of_sizes, of_bias, of_offset = (in_dims + (None,) * 5)[:5]
     if of_offset is not None or into is not None:
         raise NotImplementedError("vmap: group_offset and weight_grad_into must be the same for all entries")
     grouped = is_grouped(form)
@@ -265,15 +264,13 @@ def _vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]
     if of_sizes is not None or (sizes is not None and sizes.dim() > 1):
         sizes = put(sizes, of_sizes, 0)
         if sizes.dim() == 2:  # so far all batch entries had the same
-            sizes = sizes[(slice(None), *[None] * (lhs.dim() - 3))].expand(*lhs.shape[:-2], -1)
+            sizes = sizes.reshape(info.batch_size, *[1] * (lhs.dim() - 3), sizes.shape[1]).expand(*lhs.shape[:-2], -1)
     out = ragged_dot(lhs, rhs, sizes, None if of_bias is not None else bias, offset, None, form, *settings)
     if of_bias is not None:  # as a product with a column of ones
-        weights = bias.movedim(of_bias, 1)
-        weights = weights[(slice(None), slice(None), *[None] * (lhs.dim() - 2))]
-        weights = weights.expand(-1, *lhs.shape[:-2], 1, -1)
+        groups, _, columns = (weights := bias.movedim(of_bias, 1)).shape
+        weights = weights.reshape(groups, info.batch_size, *[1] * (lhs.dim() - 2), columns).expand(-1, *lhs.shape[:-2], 1, -1)
         ones = out.new_ones(()).expand(*out.shape[:-1], 1)
-        ends, precision, group_offset, *_ = settings
-        out = out + ragged_dot(ones, weights, sizes, None, offset, None, BASIC_FORM, ends, precision, group_offset, out.dtype)
+        out = out + ragged_dot(ones, weights, sizes, None, offset, None, BASIC_FORM, *settings[:3], out.dtype)
     return out, 0 if grouped or is_batch(form) else 1
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.measure.check import CheckCounts, CheckResult, Products, Sample, check_result_of, draw_sample, host_integers, products_of
+from hipgroupgemm.measure.check import CheckCounts, Outcome, Products, Sample, check_outcome_of, draw_sample, host_integers, products_of
 from hipgroupgemm.measure.layouts import Layout, layouts_of
 from hipgroupgemm.measure.roofline import Roofline
 from hipgroupgemm.operands.views import ArrayView, Device, numpy_view, packed_strides
@@ -266,7 +266,7 @@ class Harness(abc.ABC):
         group_offset: int = 0,
         fill: int | None = None,
         without: int | None = None,
-    ) -> CheckResult:
+    ) -> Outcome:
         """Compares out, poisoned before the run, with a product accumulated in float64 straight from the operation's definition.
 
         Where a full comparison takes more floating-point operations than `budget` (None: the harness's own), rows and columns are sampled,
@@ -284,7 +284,7 @@ class Harness(abc.ABC):
         products = products_of(_with_scalars(operands.config, alpha, beta), host_sizes, group_offset, without)
         sample = draw_sample(products, seed, self.budget if budget is None else budget)
         seen = self._check(operands, products, sample, tail, operands.layouts["out"].poison if fill is None else fill)
-        return check_result_of(products, seen, sample.checked)
+        return check_outcome_of(products, seen, sample.checked)
 
     def snapshot(self, operands: OperandSet) -> Memory:
         """A copy of out as it is when the stream comes to it; `free` it."""

@@ -18,7 +18,7 @@ from hipgroupgemm.measure.layouts import Layout
 from hipgroupgemm.measure.tolerance import Tolerance, largest_finite, tolerance_for
 
 __all__ = [
-    "CheckCounts", "CheckResult", "Products", "Sample", "Wrong", "bounds_of", "check_arrays", "check_result_of", "differing", "digest_of",
+    "CheckCounts", "Outcome", "Products", "Sample", "Wrong", "bounds_of", "check_arrays", "check_outcome_of", "differing", "digest_of",
     "draw_sample", "host_integers", "products_of", "touched_bytes",
 ]  # fmt: skip
 
@@ -32,14 +32,21 @@ _PRODUCT = [(name, np.int64) for name in ("batch", "group", "row_first", "row_en
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckResult:
-    """What came out of one check: the relative Frobenius error over what was compared, and its bound; what is wrong, "" for a right result;
-    and how much was looked at, in words."""
+class Outcome:
+    """What came of a check, or of a step with a candidate.
 
-    error: float
-    limit: float
-    fault: str
-    checked: str
+    Attributes:
+        verdict: "" where nothing is wrong so far, else "wrong", "failed" and so on. reason: why.
+        error, error_limit: the relative Frobenius error over what was compared, and its bound, where something was checked.
+        ms: milliseconds, where it was timed. amount: how much was checked, in words.
+    """
+
+    verdict: str = ""
+    reason: str = ""
+    error: float | None = None
+    error_limit: float | None = None
+    ms: float | None = None
+    amount: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,8 +196,8 @@ class CheckCounts:
     touched: int = 0
 
 
-def check_result_of(products: Products, seen: CheckCounts, checked: str) -> CheckResult:
-    """The result of what was seen: the fault that says most comes first, all that there are are named."""
+def check_outcome_of(products: Products, seen: CheckCounts, checked: str) -> Outcome:
+    """What comes of what was seen: the fault that says most comes first, all that there are are named."""
     config, limit, error, faults = products.config, products.tolerance.relative, 0.0, []
     if seen.square_error != 0:
         error = math.sqrt(seen.square_error / seen.square_norm) if seen.square_norm else math.inf
@@ -210,7 +217,7 @@ def check_result_of(products: Products, seen: CheckCounts, checked: str) -> Chec
         faults.append(f"{seen.wrong} of {seen.compared} elements are wrong{worst}, the first {seen.first.describe(config)}")
     elif seen.compared >= _ENOUGH and seen.square_norm and not error <= limit:
         faults.append(f"relative error {error:.2e}, at most {limit:.2e} is right")
-    return CheckResult(error, limit, "; ".join(faults), checked)
+    return Outcome("wrong" if faults else "", "; ".join(faults), error, limit, amount=checked)
 
 
 def _place_of(config: GroupedGemmConfig, index: int) -> str:

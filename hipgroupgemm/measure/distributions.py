@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,6 @@ __all__ = [
     "DISTRIBUTIONS", "DistributionError", "balanced_sizes", "dirichlet_sizes", "group_size_vectors", "group_sizes_of", "read_group_sizes",
     "scale_group_sizes", "zipf_sizes",
 ]  # fmt: skip
-
-DISTRIBUTIONS = ("balanced", "zipf", "dirichlet")
-"""The distributions that have a name; anything else is a file of real group sizes."""
 
 _SAVE = "numpy.save(path, numpy.asarray(sizes, numpy.int64))"
 _MOST = (1 << 31) - 1
@@ -53,13 +51,20 @@ def dirichlet_sizes(m: int, e: int, seed: int = 0, concentration: float = 0.5) -
     return rng.multinomial(m, p / p.sum()).astype(np.int32)
 
 
+_DRAWN: dict[str, Callable[[int, int, int], Sizes]] = {
+    "balanced": lambda m, e, seed: balanced_sizes(m, e),
+    "zipf": zipf_sizes,
+    "dirichlet": dirichlet_sizes,
+}
+DISTRIBUTIONS = tuple(_DRAWN)
+"""The distributions that have a name; anything else is a file of real group sizes."""
+
+
 def group_sizes_of(distribution: str, shape: MoEShape, seed: int = 0) -> Sizes:
     """The group sizes of a named distribution for a shape: (E,) int32 that sum to M. Raises ValueError for another name."""
-    if distribution not in DISTRIBUTIONS:
+    if distribution not in _DRAWN:
         raise ValueError(f"distribution {distribution!r}: wanted one of {', '.join(DISTRIBUTIONS)}")
-    if distribution == "balanced":
-        return balanced_sizes(shape.m, shape.e)
-    return (zipf_sizes if distribution == "zipf" else dirichlet_sizes)(shape.m, shape.e, seed)
+    return _DRAWN[distribution](shape.m, shape.e, seed)
 
 
 def group_size_vectors(distribution: str, whole: MoEShape, shape: MoEShape, seed: int = 0) -> tuple[str, list[Sizes]]:

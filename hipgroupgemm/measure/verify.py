@@ -16,35 +16,16 @@ import numpy as np
 from hipgroupgemm.backends.base import Arguments, Executable
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.measure.base import Harness, OperandSet
-from hipgroupgemm.measure.check import CheckResult, bounds_of
+from hipgroupgemm.measure.check import Outcome, bounds_of
 from hipgroupgemm.measure.sizes import SizeSet, size_sets
 from hipgroupgemm.operands.views import ArrayView
 
-__all__ = ["Outcome", "Part", "SizeSet", "Verifier", "group_parts", "size_sets", "unread_parts"]
+__all__ = ["Part", "SizeSet", "Verifier", "group_parts", "size_sets", "unread_parts"]
 
 Array = np.ndarray[Any, Any]
 
 _NUMBERS = 0x42
 """Elements whose bytes are all this are finite and not small in any type (2.3 to 1.6e11)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What came of one step with one candidate: its verdict ("" where nothing is wrong so far, else "wrong", "failed" and so on) and why;
-    the error, its limit and how much was checked, where it was; and milliseconds, where it was timed."""
-
-    verdict: str = ""
-    reason: str = ""
-    error: float | None = None
-    error_limit: float | None = None
-    ms: float | None = None
-    amount: str = ""
-
-    @classmethod
-    def of(cls, result: CheckResult, where: str, ms: float | None = None) -> Outcome:
-        """A check's."""
-        reason = result.fault and f"{where}: {result.fault}"
-        return cls("wrong" if reason else "", reason, result.error, result.limit, ms, result.checked)
 
 
 Part = tuple[str, dict[int, tuple[int, int]]]
@@ -83,6 +64,11 @@ def group_parts(config: GroupedGemmConfig, sizes: Any, group_offset: int, group:
 def _ragged_axes(config: GroupedGemmConfig) -> dict[str, int]:
     """The ragged axis of each operand that has one."""
     return {"lhs": 2} if config.ragged_mode is RaggedDotMode.NON_CONTRACTING else {"lhs": 3, "rhs": 2}
+
+
+def _at(where: str, outcome: Outcome) -> Outcome:
+    """An outcome whose reason, if it has one, says where."""
+    return dataclasses.replace(outcome, reason=f"{where}: {outcome.reason}") if outcome.reason else outcome
 
 
 class Verifier:
@@ -215,27 +201,27 @@ class Verifier:
         one = self.use(index, timing=False)
         where, fill = one.describe(), _NUMBERS if one.filled else None
         executable = prepare()
-        result = self._run(one, executable, fill)
-        if result.fault or not deterministic or one.once:
-            return Outcome.of(result, where)
+        first = self._run(one, executable, fill)
+        if first.verdict or not deterministic or one.once:
+            return _at(where, first)
         try:
-            first = self.harness.snapshot(self.operands)
+            before = self.harness.snapshot(self.operands)
         except MemoryError:  # without room for a copy of out the bits go unseen; values are checked nonetheless
-            return Outcome.of(result, where)
+            return first
         again = _NUMBERS if fill is None else None
         second = self._run(one, executable, again, checked=False)
-        differing = self.harness.same(self.operands, first)
-        if second.fault:
-            return Outcome.of(second, f"{where}, second run")
-        if differing:
-            second = self._result(one, again, self._seed)
-            if second.fault:
-                return Outcome.of(second, f"{where}, second run, on an out full of {'numbers' if again is not None else 'NaN'}")
-            reason = f"{where}: {differing} elements differ between two runs on equal inputs, though it claims to be deterministic"
-            return Outcome("nondeterministic", reason, result.error, result.limit)
-        return Outcome.of(result, where)
+        differing = self.harness.same(self.operands, before)
+        if second.verdict:
+            return _at(f"{where}, second run", second)
+        if not differing:
+            return first
+        second = self._result(one, again, self._seed)
+        if second.verdict:
+            return _at(f"{where}, second run, on an out full of {'numbers' if again is not None else 'NaN'}", second)
+        reason = f"{differing} elements differ between two runs on equal inputs, though it claims to be deterministic"
+        return _at(where, dataclasses.replace(first, verdict="nondeterministic", reason=reason))
 
-    def _run(self, one: SizeSet, executable: Executable, fill: int | None, *, checked: bool = True) -> CheckResult:
+    def _run(self, one: SizeSet, executable: Executable, fill: int | None, *, checked: bool = True) -> Outcome:
         """One run on an out full of NaN or of a byte, waited for: what is wrong with it."""
         harness, operands = self.harness, self.operands
         harness.poison(operands, fill)
@@ -252,20 +238,20 @@ class Verifier:
         self._note("check")
         changed = self._changed()
         if changed or not checked:  # what it has computed from changed inputs cannot be checked
-            return CheckResult(0.0, 0.0, changed, "")
+            return Outcome("wrong" if changed else "", changed, 0.0, 0.0)
         result = self._result(one, fill, self._seed)
-        if result.fault or (one.wrong_sizes is None) == (fault is None):
+        if result.verdict or (one.wrong_sizes is None) == (fault is None):
             return result
         words = "it does not report that sizes are wrong"
         if fault is not None:
             words = f"it reports wrong sizes where they are right: {fault.describe(operands.config.ragged_extent)}"
-        return dataclasses.replace(result, fault=words)
+        return dataclasses.replace(result, verdict="wrong", reason=words)
 
     def _arguments(self, one: SizeSet) -> Arguments:
         how: dict[str, Any] = {"alpha": one.alpha, "beta": one.beta, "tail": one.tail, "ends": one.ends}
         return self.harness.arguments(self.operands, self.sizes, group_offset=self.group_offset, **how)
 
-    def _result(self, one: SizeSet, fill: int | None, seed: int) -> CheckResult:
+    def _result(self, one: SizeSet, fill: int | None, seed: int) -> Outcome:
         """What lies in out, which was full of NaN or of a byte before the run."""
         self._note("check")
         for name, part in self._spoiled:
@@ -307,7 +293,7 @@ class Verifier:
             return Outcome("wrong", f"{where}: {changed}", ms=took)
         if not (checked(took) if callable(checked) else checked):
             return Outcome(ms=took)
-        return Outcome.of(self._result(one, None, self._seed + turn), where, took)
+        return _at(where, dataclasses.replace(self._result(one, None, self._seed + turn), ms=took))
 
     def close(self) -> None:
         """Frees operands and sizes; the harness is its caller's."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from hipgroupgemm.operands.arrays import ArraySpec
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
 
 __all__ = [
-    "ALIASES", "AUTO_PADDED_FLOPS", "CLASSES", "PRESETS", "SUITES", "MoEPreset", "MoEShape", "RaggedDotClass", "Sizes", "config_of",
+    "ALIASES", "AUTO_PADDED_FLOPS", "CLASSES", "PRESETS", "SUITES", "MoEShape", "RaggedDotClass", "Sizes", "config_of",
     "geometric_mean", "presets_of", "scaled_shapes",
 ]  # fmt: skip
 
@@ -93,72 +93,46 @@ class MoEShape:
             raise ValueError(f"shape {text!r}: {error}") from None
 
 
-_TABLE12 = (
-    (3840, 2048, 1408, 64), (1920, 5120, 1536, 160), (5120, 512, 512, 256), (10240, 2816, 704, 128), (10240, 2880, 2880, 128),
-    (1280, 5120, 8192, 16), (15360, 6144, 20480, 32), (40960, 8192, 28672, 64), (20480, 4096, 1536, 128), (10240, 2048, 768, 128),
-    (6400, 2048, 512, 512),
-)  # fmt: skip
-"""(M, K, N, E) of the article's micro-benchmark."""
-
-
-class MoEPreset(NamedTuple):
-    """A MaxText model of the article's tables 4 and 5 (MI300, MI350) or results (published Mixtral); several are cut down there.
-
-    Attributes:
-        name: unique. emb: K. moe_mlp: N. experts: E. top_k, seq: the routed tokens of one sequence are seq x top_k.
-    """
-
-    name: str
-    emb: int
-    moe_mlp: int
-    experts: int
-    top_k: int
-    seq: int
-
-    @property
-    def routed_tokens(self) -> int:
-        """M: what the micro-benchmark of the article used for this (K, N, E), else seq x top_k."""
-        return {row[1:]: row[0] for row in _TABLE12}.get(self[1:4], self.seq * self.top_k)
-
-    @property
-    def shape(self) -> MoEShape:
-        """The extents of the model's ragged dots."""
-        return MoEShape(self.routed_tokens, self.emb, self.moe_mlp, self.experts, label=self.name)
-
-
-PRESETS: Mapping[str, MoEPreset] = {
-    preset[0]: MoEPreset(*preset)
-    for preset in (
-        ("mixtral-8x7b", 6144, 20480, 32, 4, 3072),
-        ("mixtral-8x7b-large", 8192, 28672, 64, 8, 4096),
-        ("mixtral-8x7b-published", 4096, 14336, 8, 2, 3072),
-        ("deepseek2-16b", 2048, 1408, 64, 6, 512),
-        ("deepseek3-test-mi300", 512, 512, 32, 8, 512),
-        ("deepseek3-test-mi350", 512, 512, 256, 8, 512),
-        ("deepseek3-671b-reduced", 7168, 2048, 32, 8, 512),
-        ("gemma4-26b", 2816, 704, 128, 8, 1024),
-        ("qwen3-30b-a3b", 2048, 768, 128, 8, 1024),
-        ("qwen3-235b-a22b", 4096, 1536, 128, 8, 2048),
-        ("llama4-17b-16e", 5120, 8192, 16, 1, 1024),
-    )
+PRESETS: Mapping[str, MoEShape] = {
+    name: MoEShape(*extents, label=name)
+    for name, extents in {
+        "mixtral-8x7b": (15360, 6144, 20480, 32),
+        "mixtral-8x7b-large": (40960, 8192, 28672, 64),
+        "mixtral-8x7b-published": (3072 * 2, 4096, 14336, 8),
+        "deepseek2-16b": (3840, 2048, 1408, 64),
+        "deepseek3-test-mi300": (512 * 8, 512, 512, 32),
+        "deepseek3-test-mi350": (5120, 512, 512, 256),
+        "deepseek3-671b-reduced": (512 * 8, 7168, 2048, 32),
+        "gemma4-26b": (10240, 2816, 704, 128),
+        "qwen3-30b-a3b": (10240, 2048, 768, 128),
+        "qwen3-235b-a22b": (20480, 4096, 1536, 128),
+        "llama4-17b-16e": (1280, 5120, 8192, 16),
+    }.items()
 }
-"""Models by name, with the article's extents, not the models' published ones."""
+"""Models by name, with the extents of the article's tables 4 and 5 (MI300, MI350) or results (published Mixtral), not the models' published
+ones; several are cut down there. M is what the article's micro-benchmark has for this K, N, E, else sequence length x top-k."""
 
 ALIASES: Mapping[str, tuple[str, ...]] = {"deepseek3-test": ("deepseek3-test-mi300", "deepseek3-test-mi350")}
 """Names that stand for several presets."""
 
 
-def presets_of(name: str) -> tuple[MoEPreset, ...]:
-    """The presets that a name stands for; raises ValueError, listing the names there are, for any other."""
+def presets_of(name: str) -> tuple[MoEShape, ...]:
+    """The presets' shapes that a name stands for; raises ValueError, listing the names there are, for any other."""
     names = ALIASES.get(name, (name,))
     if any(one not in PRESETS for one in names):
         raise ValueError(f"model {name!r}: no such preset; there are {', '.join((*PRESETS, *ALIASES))}")
     return tuple(PRESETS[one] for one in names)
 
 
+_TABLE12 = (
+    (3840, 2048, 1408, 64), (1920, 5120, 1536, 160), (5120, 512, 512, 256), (10240, 2816, 704, 128), (10240, 2880, 2880, 128),
+    (1280, 5120, 8192, 16), (15360, 6144, 20480, 32), (40960, 8192, 28672, 64), (20480, 4096, 1536, 128), (10240, 2048, 768, 128),
+    (6400, 2048, 512, 512),
+)  # fmt: skip
+
 SUITES: Mapping[str, tuple[MoEShape, ...]] = {
     "table12": tuple(MoEShape.parse(",".join(map(str, extents))) for extents in _TABLE12),
-    "models": tuple(preset.shape for preset in PRESETS.values()),
+    "models": tuple(PRESETS.values()),
 }
 """Named lists of shapes: the article's micro-benchmark, and all presets."""
 
@@ -197,15 +171,15 @@ class RaggedDotClass:
 
 
 CLASSES: Mapping[str, RaggedDotClass] = {
-    name: RaggedDotClass(name, *axes)
-    for name, axes in {
-        "fwd_wi": ("MK", "EKN", "MN"),  # forward, gate and up projection
-        "fwd_wo": ("MN", "ENK", "MK"),  # forward, down projection
-        "dgrad_wi": ("MN", "EKN", "MK"),  # data gradient of gate and up
-        "dgrad_wo": ("MK", "ENK", "MN"),  # data gradient of down
-        "wgrad_wi": ("MK", "MN", "EKN"),  # weight gradient of gate and up
-        "wgrad_wo": ("MN", "MK", "ENK"),  # weight gradient of down
-    }.items()
+    kind.name: kind
+    for kind in (
+        RaggedDotClass("fwd_wi", "MK", "EKN", "MN"),  # forward, gate and up projection
+        RaggedDotClass("fwd_wo", "MN", "ENK", "MK"),  # forward, down projection
+        RaggedDotClass("dgrad_wi", "MN", "EKN", "MK"),  # data gradient of gate and up
+        RaggedDotClass("dgrad_wo", "MK", "ENK", "MN"),  # data gradient of down
+        RaggedDotClass("wgrad_wi", "MK", "MN", "EKN"),  # weight gradient of gate and up
+        RaggedDotClass("wgrad_wo", "MN", "MK", "ENK"),  # weight gradient of down
+    )
 }
 """The six classes by name."""
 

@@ -43,8 +43,14 @@ def ArraySpec(shape: Sequence[int], dtype: Any, *, strides: Sequence[int] | None
         dtype: element type, anything `numpy.dtype` takes, "bfloat16" and torch dtypes included.
         strides: bytes; row-major if left out.
         device: where it would lie. It counts as aligned to 16 bytes.
+
+    Example:
+        >>> ArraySpec((640, 256), "bfloat16").shape
+        (640, 256)
     """
     kind = dtype_of(dtype)
+    if any(isinstance(number, bool) for number in (*shape, *(strides or ()))):
+        raise TypeError(f"shape={shape!r}, strides={strides!r}: must be ints")
     extents = tuple(int(extent) for extent in shape)
     steps = packed_strides(extents, kind.itemsize) if strides is None else tuple(int(step) for step in strides)
     if any(extent < 0 for extent in extents):
@@ -69,6 +75,10 @@ def as_array(obj: Any, dtype: Any = None, *, name: str = "obj") -> ArrayView:
 
     Raises:
         TypeError: no array, or an item size other than dtype's.
+
+    Example:
+        >>> as_array(np.zeros((2, 3), np.uint16), dtype="bfloat16").dtype.name
+        'bfloat16'
     """
     view = obj if isinstance(obj, ArrayView) else _adapter(type(obj))(obj, name, None)  # type: ignore[arg-type]
     if dtype is not None:

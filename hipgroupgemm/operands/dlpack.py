@@ -83,6 +83,10 @@ _PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"
 def device_of(producer: Any, name: str) -> Device:
     """The device that a producer's `__dlpack_device__` names; NotImplementedError for kinds of device not served here."""
     code, index = producer.__dlpack_device__()
+    return _device(code, index, name)
+
+
+def _device(code: int, index: int, name: str) -> Device:
     kind = DEVICE_TYPES.get(int(code))
     if kind is None:
         raise NotImplementedError(f"{name}: lies on a device of DLPack type {int(code)}; wanted CPU, CUDA or ROCm memory")
@@ -105,24 +109,13 @@ def import_capsule(capsule: Any, name: str) -> ArrayView:
         raise NotImplementedError(
             f"{name}: DLPack type code {code[0]} of {code[1]} bits, {tensor.dtype.lanes} lanes is no supported element type"
         )
-    dtype, kind = _CODES[code], DEVICE_TYPES.get(tensor.device.type)
-    if kind is None:
-        raise NotImplementedError(f"{name}: lies on a device of DLPack type {tensor.device.type}; wanted CPU, CUDA or ROCm memory")
-    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    dtype, device = _CODES[code], _device(tensor.device.type, tensor.device.id, name)
+    shape = tuple(tensor.shape[: tensor.ndim])
+    strides = packed_strides(shape, dtype.itemsize)
     if tensor.strides:
-        strides = tuple(tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim))
-    else:
-        strides = packed_strides(shape, dtype.itemsize)
-    return ArrayView(
-        pointer=(tensor.data or 0) + tensor.byte_offset if tensor.data else 0,
-        shape=shape,
-        strides=strides,
-        dtype=dtype,
-        device=Device(kind, 0 if kind == "cpu" else tensor.device.id),
-        framework="",
-        readonly=readonly,
-        owner=capsule,
-    )
+        strides = tuple(stride * dtype.itemsize for stride in tensor.strides[: tensor.ndim])
+    pointer = tensor.data + tensor.byte_offset if tensor.data else 0
+    return ArrayView(pointer, shape, strides, dtype, device, "", None, readonly, capsule)
 
 
 _exported: dict[int, Any] = {}

@@ -90,41 +90,27 @@ def _axes_of(call: Call, numbers: RaggedDotDimensionNumbers, group_count: int | 
 
 def _problem(axes: RaggedDotAxes, call: Call, dtype: np.dtype[Any], precision: Precision, like: GroupedGemmConfig | None = None) -> Problem:
     """The problem of these axes; `like` is a plan's key, from which strides that say nothing are taken."""
-    out = _expected_output(call, axes.out_shape, dtype)
-    _check_bias(axes, call, out)
+    out = _expected_output(axes, call, dtype)
     unread = () if call.beta else ("c",)
     views = {role: view for role, view in call.views.items() if role not in unread}
     config = config_from_views(axes, {**views, "out": out}, alpha=call.alpha, beta=call.beta, precision=precision, like=like)
     return Problem(axes, dtype, config, "", *_sizes_layout(config, call.sizes))
 
 
-def _expected_output(call: Call, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ArrayView:
-    """The caller's out, checked against shape and dtype, or a stand-in for the packed one that will be made; c is checked too."""
-    for role in ("c", "out"):
+def _expected_output(axes: RaggedDotAxes, call: Call, dtype: np.dtype[Any]) -> ArrayView:
+    """The caller's out, or a stand-in for the packed one that will be made. Shapes and types of out, c and bias are checked."""
+    if "bias" in call.views and axes.mode is not RaggedDotMode.NON_CONTRACTING:
+        raise ValueError(f"bias: only NON_CONTRACTING takes one, this is {axes.mode.name}; leave it out")
+    shape = axes.out_shape
+    for role, wanted in (("c", shape), ("out", shape), ("bias", (axes.group_count, *(shape[axis] for axis in axes.out_columns)))):
         view = call.views.get(role)
-        if view is None:
-            continue
-        if view.shape != shape:
-            raise TypeError(f"{role}: got shape {view.shape}, wanted {shape}")
-        if view.dtype != dtype:
+        if view is not None and view.shape != wanted:
+            raise TypeError(f"{role}: got shape {view.shape}, wanted {wanted}")
+        if view is not None and view.dtype != dtype:
             hint = "; preferred_element_type sets out's type" if role == "out" else ", out's type"
             raise TypeError(f"{role}: got {view.dtype!s}, wanted {dtype.name}{hint}")
     stand_in = ArrayView(0, shape, packed_strides(shape, dtype.itemsize), dtype, call.device, call.lhs.framework)
     return call.views.get("out", stand_in)
-
-
-def _check_bias(axes: RaggedDotAxes, call: Call, out: ArrayView) -> None:
-    """Raises TypeError for a bias of a wrong shape or type, ValueError for one where none can be."""
-    bias = call.views.get("bias")
-    if bias is None:
-        return
-    if axes.mode is not RaggedDotMode.NON_CONTRACTING:
-        raise ValueError(f"bias: only NON_CONTRACTING takes one, this is {axes.mode.name}; leave it out")
-    wanted = (axes.group_count, *(axes.out_shape[axis] for axis in axes.out_columns))
-    if bias.shape != wanted:
-        raise TypeError(f"bias: got shape {bias.shape}, wanted {wanted}")
-    if bias.dtype != out.dtype:
-        raise TypeError(f"bias: got {bias.dtype!s}, wanted {out.dtype.name}, out's type")
 
 
 def _sizes_layout(config: GroupedGemmConfig, sizes: ArrayView) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -26,6 +26,13 @@ class RaggedDotDimensionNumbers:
         rhs_group_dimensions: the group axis of rhs as a sequence of length 1 when the ragged axis is not contracted, else empty.
 
     An object of JAX's class of the same name is taken wherever this one is.
+
+    Example:
+        (m, k) x (g, k, n), row groups, as in `ragged_dot`; and its gradients for lhs and for rhs:
+
+        >>> forward = RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
+        >>> data_gradient = RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), (0,), (0,))
+        >>> weight_gradient = RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
     """
 
     dot_dimension_numbers: DotDimensionNumbers

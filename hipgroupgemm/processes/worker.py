@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
 from typing import Any
 
+from hipgroupgemm.runtime.forks import new_lock
 from hipgroupgemm.runtime.process import import_path
 
 __all__ = ["Worker", "WorkerDied", "WorkerTimedOut", "acquire", "close_workers", "release"]
@@ -34,7 +34,6 @@ main(connection)
 _OWN = re.compile(r"^Extension modules: |^  File (\"<string>\"|\".*/hipgroupgemm/(processes|tuning)/)|^  <")
 _POLL_SECONDS = 0.25
 _TAIL_BYTES, _TAIL_LINES = 1 << 14, 12
-_ALWAYS = {"HIPGROUPGEMM_TUNING_STORE": "off"}  # what a worker finds out goes to its parent
 _FOREVER = 1e9  # seconds
 
 
@@ -70,9 +69,9 @@ class WorkerTimedOut(Exception):
         return f"{self.step}: not done after {self.seconds:.3g} s"
 
 
-def _environment(environment: Mapping[str, str] | None) -> tuple[list[str], dict[str, str]]:
+def _environment() -> tuple[list[str], dict[str, str]]:
     """The import path and the variables that a worker is started with: with others it would run something else."""
-    return import_path(), {**os.environ, **_ALWAYS, **(environment or {})}
+    return import_path(), {**os.environ, "HIPGROUPGEMM_TUNING_STORE": "off"}  # what a worker finds out goes to its parent
 
 
 class Worker:
@@ -83,7 +82,6 @@ class Worker:
 
     Args:
         name: what it serves; for `release`, and for people.
-        environment: variables that it gets beside this process's.
 
     Attributes:
         calls: how many calls were made.
@@ -92,12 +90,12 @@ class Worker:
         OSError: it cannot be started.
     """
 
-    def __init__(self, name: str, *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, name: str) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
             raise OSError(f"sys.executable={sys.executable!r} is no Python interpreter that could be started again")
         self.name, self.calls = name, 0
-        self.environment = _environment(environment)
-        self._ending = threading.Lock()
+        self.environment, self._parent = _environment(), os.getpid()
+        self._ending = new_lock()
         self._last_words: str | None = None
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - what it writes in a call
         weakref.finalize(self, self._output.close)
@@ -205,9 +203,9 @@ class Worker:
         return WorkerDied(f"the worker process {how}", self.kill(), step, detail)
 
     def kill(self) -> str:
-        """Kills the worker and all that it has started, and returns what it wrote last. Twice is fine."""
+        """Kills the worker and all that it has started, and returns what it wrote last. Twice is fine; in a fork it does nothing."""
         with self._ending:
-            if self._last_words is None:
+            if self._last_words is None and os.getpid() == self._parent:
                 with contextlib.suppress(OSError):
                     os.killpg(self.pid, signal.SIGKILL)
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -215,9 +213,7 @@ class Worker:
                 first = max(0, os.fstat(self._output.fileno()).st_size - _TAIL_BYTES)
                 lines = os.pread(self._output.fileno(), _TAIL_BYTES, first).decode("utf-8", "replace").splitlines()
                 self._last_words = "\n".join([line for line in lines if line.strip() and not _OWN.search(line)][-_TAIL_LINES:])
-        return self._last_words
-
-    close = kill
+        return self._last_words or ""
 
     def __enter__(self) -> Worker:
         """Itself."""
@@ -231,20 +227,20 @@ class Worker:
 # ---- idle workers ----------------------------------------------------------------------------------------------------------------
 
 _idle: dict[str, list[Worker]] = {}
-_lock = threading.Lock()
+_lock = new_lock()
 
 
-def acquire(name: str, *, fresh: bool = False, environment: Mapping[str, str] | None = None) -> Worker:
+def acquire(name: str, *, fresh: bool = False) -> Worker:
     """A worker of that name; it is the caller's until `release` or `kill`. One that has not served anybody yet has `calls` 0.
 
     Args:
-        name: what it serves, "cuda:0" say. fresh: whether it must be a new one.
-        environment: as `Worker` takes it. A worker that was started with other variables or another import path is not taken.
+        name: what it serves, "cuda:0" say.
+        fresh: whether it must be a new one. One that was started with other variables or another import path is not taken in any case.
 
     Raises:
         OSError: it cannot be started.
     """
-    wanted = _environment(environment)
+    wanted = _environment()
     while not fresh:
         with _lock:
             if not _idle.get(name):
@@ -258,7 +254,7 @@ def acquire(name: str, *, fresh: bool = False, environment: Mapping[str, str] | 
                 worker.kill()
         if good:
             return worker
-    return Worker(name, environment=environment)
+    return Worker(name)
 
 
 def release(worker: Worker) -> None:
@@ -279,11 +275,5 @@ def close_workers() -> None:
         worker.kill()
 
 
-def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _idle.clear()  # they are the parent's
-
-
 atexit.register(close_workers)
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_idle.clear)  # they are the parent's

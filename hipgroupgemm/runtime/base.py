@@ -22,7 +22,7 @@ from hipgroupgemm.runtime.cache import cache_key, default_cache
 from hipgroupgemm.runtime.errors import DeviceError, DeviceMemoryError, ForkedProcessError
 from hipgroupgemm.runtime.forks import new_rlock
 from hipgroupgemm.runtime.keep_alive import KeptObjects
-from hipgroupgemm.runtime.objects import DeviceInfo, Function, Module, PreparedLaunch, UseDevice
+from hipgroupgemm.runtime.objects import DeviceInfo, Function, LaunchDescription, Module, PreparedLaunch, UseDevice
 from hipgroupgemm.runtime.parameters import KernelParameters
 
 __all__ = ["Runtime"]
@@ -422,7 +422,8 @@ class Runtime(abc.ABC):
         """
         if programmatic:
             self._require_programmatic(self.device_info(function.module.device))
-        return self._launch_class(self, function, grid, block, shared_bytes, stream, params, programmatic)
+        launch = LaunchDescription(function.handle, params.address, grid, block, shared_bytes, programmatic)
+        return self._launch_class(self, function, params, stream, launch)
 
     def _require_programmatic(self, info: DeviceInfo) -> None:
         """NotImplementedError unless a device has programmatic launches."""
@@ -432,12 +433,10 @@ class Runtime(abc.ABC):
         """For code that launches by itself: numbers and the driver's functions, by field of `hgg_driver` (`include/launches.h`)."""
         raise NotImplementedError(f"{self.kind}: its launches are made from Python")
 
-    def _launch_failed(
-        self, call: str, status: int, function: Function, grid: Sequence[int], block: Sequence[int], shared_bytes: int
-    ) -> None:
+    def _launch_failed(self, call: str, status: int, function: Function, at: LaunchDescription) -> None:
         """Raise what is wrong with a launch."""
         self.check_process()
-        where = f"kernel {function.name}, grid {tuple(grid)}, block {tuple(block)}, {shared_bytes} bytes of shared memory"
+        where = f"kernel {function.name}, grid {tuple(at.grid)}, block {tuple(at.block)}, {at.shared_bytes} bytes of shared memory"
         if status == 1:
             info = self.device_info(function.module.device)
             where += f"; want 1 or more blocks, 1 to {info.max_threads_per_block} threads per block" + self._launch_rule(function, info)

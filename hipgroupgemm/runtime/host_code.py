@@ -9,10 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,6 +25,9 @@ class HostCodeError(RuntimeError):
 
 
 def _compiler(language: str) -> list[str]:
+    import shlex  # here and below, so that importing the package stays quick
+    import shutil
+
     variable, names = _COMPILERS[language]
     named = shlex.split(os.environ.get(variable, ""))
     if named:
@@ -62,6 +61,9 @@ def compile_host_code(source: str, language: str, folders: Sequence[str] = (), o
 
 
 def _compile(source: str, language: str, flags: list[str]) -> bytes:
+    import subprocess
+    import tempfile
+
     compiler = _compiler(language)
     try:
         with tempfile.TemporaryDirectory(prefix="hipgroupgemm-") as work:

@@ -11,7 +11,7 @@ under capture by the time that the garbage collector finds the last array; and t
 from __future__ import annotations
 
 import collections
-import os
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -216,28 +216,8 @@ class StreamAllocator:
         for ptr, (device, _, _) in blocks:
             self.runtime.free_plain(ptr, device)
 
-    def forget(self) -> None:
-        """Called in a forked child: the addresses mean nothing here."""
-        self._free.clear()
-        self._kept.clear()
-        self._returned.clear()
 
-
-_defaults: dict[int, tuple[Runtime, StreamAllocator]] = {}
-
-
+@functools.cache
 def default_allocator(runtime: Runtime) -> StreamAllocator:
-    """The built-in allocator of a runtime; one object per runtime."""
-    pair = _defaults.get(id(runtime))
-    if pair is None:
-        pair = _defaults.setdefault(id(runtime), (runtime, StreamAllocator(runtime)))
-    return pair[1]
-
-
-def _after_fork_in_child() -> None:
-    for _, allocator in _defaults.values():
-        allocator.forget()
-    _defaults.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+    """The built-in allocator of a runtime; one object per runtime, which in a forked child is as dead as that."""
+    return StreamAllocator(runtime)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from hipgroupgemm.runtime.forks import new_lock
 
 if TYPE_CHECKING:
     from hipgroupgemm.runtime.base import Runtime
+    from hipgroupgemm.runtime.parameters import KernelParameters
 
 __all__ = ["DEFAULT_SHARED_LIMIT", "DeviceInfo", "Function", "LaunchDescription", "Module", "PreparedLaunch", "UseDevice"]
 
@@ -120,20 +121,27 @@ class UseDevice:
 
 
 class PreparedLaunch(abc.ABC):
-    """A launch with every argument fixed but the contents of its parameter block."""
+    """A launch with every argument fixed but the grid and the contents of its parameter block."""
+
+    call: ClassVar[str]  # the driver's, for errors
+
+    def __init__(self, runtime: Runtime, function: Function, params: KernelParameters, stream: int, launch: LaunchDescription) -> None:
+        self._runtime, self._function = runtime, function
+        self._params = params  # the driver reads its memory
+        self._launch, self._grid = launch, launch.grid
 
     @abc.abstractmethod
     def run(self) -> None:
         """Launch, with the values that the parameter block has now."""
 
-    @abc.abstractmethod
     def set_grid(self, grid: tuple[int, int, int]) -> None:
         """Change the grid (blocks in x, y, z) of later runs."""
+        self._grid = grid
 
     def fail(self, status: int) -> None:
         """Raise what a launch that got this status from the driver raises."""
-        raise NotImplementedError
+        self._runtime._launch_failed(self.call, status, self._function, self.describe())
 
     def describe(self) -> LaunchDescription:
         """What is launched now, for code that launches it by itself."""
-        raise NotImplementedError
+        return self._launch._replace(grid=self._grid)

@@ -22,8 +22,7 @@ from hipgroupgemm.operands.views import CPU
 from hipgroupgemm.processes import Worker, WorkerTimedOut, available_cores
 from hipgroupgemm.store.store import default_store
 from hipgroupgemm.sweep.jobs import RequestError, SweepJob, SweepRequest, plan_jobs
-from hipgroupgemm.sweep.plots import sweep_panels
-from hipgroupgemm.sweep.report import counts_text, print_sweep, sweep_lines, warnings_of, write_csv
+from hipgroupgemm.sweep.report import counts_text, print_sweep, sweep_lines, sweep_panels, warnings_of, write_csv
 from hipgroupgemm.sweep.results import BAD, DONE, Header, Record, SweepFile, check_free, identity_text, kind_of
 from hipgroupgemm.tuning.keep import keep
 from hipgroupgemm.tuning.report import TuningReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hipgroupgemm.backends import backend_kinds, get_backend
 from hipgroupgemm.backends.base import Backend, MatmulAlgorithm, as_limits
@@ -44,6 +44,8 @@ def find_candidates(
         limits = dataclasses.replace(limits, max_algorithm_count=sys.maxsize)
     kinds = backend_kinds()
     names = [backends] if isinstance(backends, str) else backends
+    if names is not None and not (isinstance(names, Collection) and all(isinstance(name, str) for name in names)):
+        raise TypeError(f"backends={backends!r}: must be a backend's name, several, or None")
     if names is not None and not names:
         raise ValueError("backends: got none; leave it out for all that can")
     lists, refusals = [], []

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hipgroupgemm.backends import check_settings
 from hipgroupgemm.backends.base import Backend
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.measure.sizes import origin_of, size_class_of, size_samples
@@ -115,6 +116,7 @@ def tune(
         RuntimeError: no harness or no memory for operands on the device; with isolate=True, no worker.
     """
     where = Device.of(device)
+    check_settings(deterministic=deterministic, roofline=roofline, isolate=False if isolate is None else isolate)
     if not isinstance(config, GroupedGemmConfig):
         raise TypeError(f"config: got {type(config).__name__}, wanted a GroupedGemmConfig")
     max_algorithms = None if max_algorithms is None else _integer("max_algorithms", max_algorithms, 1)

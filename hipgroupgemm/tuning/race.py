@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hipgroupgemm.backends.base import MatmulAlgorithm
+from hipgroupgemm.measure.check import Outcome
 from hipgroupgemm.measure.timer import Timed, leader_of, ratio_to, time_rounds
-from hipgroupgemm.measure.verify import Outcome
 from hipgroupgemm.tuning.report import TuningRow, best_row
 from hipgroupgemm.tuning.runners import Deadlines, Runner
 

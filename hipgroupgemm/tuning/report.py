@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +11,7 @@ from typing import Any, get_type_hints
 
 from hipgroupgemm.backends.base import MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.measure.text import write_text
+from hipgroupgemm.measure.text import csv_text, plain, write_text
 from hipgroupgemm.store.records import SEED
 from hipgroupgemm.tuning.show import plot_report, rich_parts, summary_text
 from hipgroupgemm.tuning.tables import printable
@@ -88,8 +86,8 @@ class TuningRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: the algorithm's fields, then the row's. Numbers that JSON has no word for are strings."""
-        data = {name: getattr(self.algorithm, name) for name in _ALGORITHM}
-        return data | {name: _plain(getattr(self, name)) for name in _ROW}
+        data = {name: getattr(self.algorithm, name) for name in _ALGORITHM} | {name: getattr(self, name) for name in _ROW}
+        return dict(plain(data))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TuningRow:
@@ -110,16 +108,16 @@ _ROW = tuple(field.name for field in dataclasses.fields(TuningRow)[1:])
 
 def best_row(rows: Iterable[TuningRow]) -> TuningRow | None:
     """The row that wins among rows of one tuning, see `TuningReport.best`."""
-    right = [row for row in rows if row.verdict == "ok" and row.median_ms is not None]
-    slowness = {id(row): row.ratio or row.median_ms or math.inf for row in right}
-    leader = min(right, key=lambda row: slowness[id(row)], default=None)
+
+    def slowness(row: TuningRow) -> float:
+        return row.ratio or row.median_ms or math.inf
+
+    right = [row for row in rows if row.verdict == "ok"]
+    leader = min(right, key=slowness, default=None)
     if leader is None:
         return None
-
-    def ties(row: TuningRow) -> bool:
-        return slowness[id(row)] <= (1 + max(_TIE, leader.uncertainty, row.uncertainty)) * slowness[id(leader)]
-
-    return min(filter(ties, right), key=lambda row: (row.algorithm.workspace_size, slowness[id(row)]))
+    ties = [row for row in right if slowness(row) <= (1 + max(_TIE, leader.uncertainty, row.uncertainty)) * slowness(leader)]
+    return min(ties, key=lambda row: (row.algorithm.workspace_size, slowness(row)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,11 +183,11 @@ class TuningReport:
         if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
             got = data.get("schema") if isinstance(data, Mapping) else type(data).__name__
             raise ValueError(f"report: wanted a tuning report of schema {SCHEMA}, got {got}")
-        names = {field.name for field in dataclasses.fields(cls)}
-        if data.keys() - {"schema"} != names:
-            missing, unknown = sorted(names - data.keys()), sorted(data.keys() - names - {"schema"})
+        types = get_type_hints(cls)
+        missing, unknown = sorted(types.keys() - data.keys()), sorted(data.keys() - types.keys() - {"schema"})
+        if missing or unknown:
             raise ValueError(f"report: missing fields {missing}, unknown fields {unknown}")
-        types = {name: kind for name, kind in get_type_hints(cls).items() if name not in ("config", "rows")}
+        types = {name: kind for name, kind in types.items() if name not in ("config", "rows")}
         try:
             rows = [TuningRow.from_dict(row) for row in data["rows"]]
             config = GroupedGemmConfig.from_json(json.dumps(data["config"]))
@@ -226,11 +224,7 @@ class TuningReport:
         context |= {"mode": c.ragged_mode.name, "batch": c.batch_count, "groups": c.group_count}
         if c.ragged_mode.name != "BATCH":
             context["m" if c.ragged_mode.name == "NON_CONTRACTING" else "k"] = self.ragged_extent
-        buffer = io.StringIO()
-        writer = csv.DictWriter(buffer, [*_ALGORITHM, *_ROW, *context], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row.to_dict() | context for row in self.rows)
-        text = printable(buffer.getvalue())
+        text = printable(csv_text([row.to_dict() | context for row in self.rows], [*_ALGORITHM, *_ROW, *context]))
         if path is not None:
             write_text(Path(path), text)
         return text
@@ -238,7 +232,7 @@ class TuningReport:
     def plot(self, path: Path | str, count: int = 30) -> None:
         """Writes a picture (.png, .svg, .pdf) of the `count` fastest candidates: median, and p10 to p90 as a line.
 
-        Raises ValueError where no candidate was timed or for another ending, ImportError without matplotlib (the extra `bench`).
+        Raises ValueError where no candidate was timed, for another ending or a count below 1, ImportError without matplotlib.
         """
         plot_report(self, Path(path), count)
 
@@ -249,8 +243,3 @@ class TuningReport:
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         """A table of the candidates for a terminal, then the reasons of those that are not "ok"."""
         return rich_parts(self, options.max_width)
-
-
-def _plain(value: Any) -> Any:
-    """`value` as JSON data; NaN and infinities become strings that `float` reads again."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

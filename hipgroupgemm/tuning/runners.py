@@ -11,8 +11,8 @@ from typing import Any
 
 from hipgroupgemm import processes
 from hipgroupgemm.backends.base import Backend, MatmulAlgorithm
+from hipgroupgemm.measure.check import Outcome
 from hipgroupgemm.measure.roofline import Roofline
-from hipgroupgemm.measure.verify import Outcome
 from hipgroupgemm.processes import Worker, WorkerDied, WorkerTimedOut
 from hipgroupgemm.tuning import session
 from hipgroupgemm.tuning.session import Session, SessionError, StepResult, Task

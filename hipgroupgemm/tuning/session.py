@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from hipgroupgemm.backends import get_backend
 from hipgroupgemm.backends.base import Backend, Executable, MatmulAlgorithm
 from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.measure.check import Outcome
 from hipgroupgemm.measure.harness import harness_for
 from hipgroupgemm.measure.roofline import Roofline
-from hipgroupgemm.measure.verify import Outcome, SizeSet, Verifier
+from hipgroupgemm.measure.verify import SizeSet, Verifier
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.processes import error_text, step
 

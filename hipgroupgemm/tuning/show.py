@@ -108,6 +108,8 @@ def plot_report(report: TuningReport, path: Path, count: int) -> None:
     """What `TuningReport.plot` writes. A candidate whose timing was stopped early has its ratio times the winner's median."""
     if path.suffix.lower() not in _SUFFIXES:
         raise ValueError(f"path={str(path)!r}: wanted a name that ends in {', '.join(_SUFFIXES)}")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"count={count!r}: wanted an int of at least 1")
     best = report.best
     scale = best.median_ms / (best.ratio or 1.0) if best is not None and best.median_ms is not None else 0.0
     bars = [(row.median_ms or (row.ratio or 0.0) * scale, row) for row in report.rows]

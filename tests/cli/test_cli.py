@@ -106,8 +106,9 @@ def test_a_full_disk_is_an_error_and_no_traceback(command: str) -> None:
 
 @pytest.mark.usefixtures("fast")
 def test_a_file_on_a_full_disk_is_named() -> None:
-    done = bench(*SHAPE, "--class", "fwd_wi", "--csv", "/dev/full")
-    assert done.exit_code == 1 and "No space left on device: '/dev/full'" in done.output
+    for line in (["bench", *QUICK, "--csv"], ["sweep", "--device", "cpu", "--no-store", "--json"]):
+        done = invoke(*line, "/dev/full", *SHAPE, "--class", "fwd_wi")
+        assert done.exit_code == 1 and "No space left on device: '/dev/full'" in done.output
 
 
 @pytest.mark.usefixtures("fast")
@@ -240,7 +241,7 @@ def test_scaling_is_automatic_and_can_be_turned_off() -> None:
 
 
 def test_default_request_is_all_presets_and_stays_small() -> None:
-    request = command.Request([preset.shape for preset in PRESETS.values()], list(CLASSES.values()))
+    request = command.Request(list(PRESETS.values()), list(CLASSES.values()))
     jobs = command.plan_jobs(request, CPU)
     assert len(jobs) == 66
     assert max(job.shape.padded_flops for job in jobs) <= 10**10

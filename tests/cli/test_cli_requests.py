@@ -141,9 +141,9 @@ def test_every_command_takes_the_same_types_and_distributions(monkeypatch: pytes
 
 def test_models_are_listed() -> None:
     text = invoke("list", "--models").output
-    for preset in PRESETS.values():
-        line = next(line.split() for line in text.splitlines() if line.split()[:1] == [preset.name])
-        assert line[1:5] == [str(extent) for extent in preset.shape.extents]
+    for name, preset in PRESETS.items():
+        line = next(line.split() for line in text.splitlines() if line.split()[:1] == [name])
+        assert line[1:5] == [str(extent) for extent in preset.extents]
     found = {one["model"]: one for one in json.loads(invoke("list", "--models", "--json").output)}
     assert list(found) == list(PRESETS)
     assert found["deepseek3-test-mi300"]["aliases"] == ["deepseek3-test"]

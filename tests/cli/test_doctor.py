@@ -10,8 +10,7 @@ from store_reports import config_of, row
 from store_reports import report as store_report
 
 from hipgroupgemm.cli import cli
-from hipgroupgemm.cli.doctor import BackendState, Finding, Report, examine, gfx_name, print_report
-from hipgroupgemm.cli.machine import Machine
+from hipgroupgemm.cli.doctor import BackendState, Finding, Machine, Report, examine, gfx_name, print_report
 from hipgroupgemm.tuning.keep import keep
 
 

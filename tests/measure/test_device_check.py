@@ -55,10 +55,10 @@ def test_the_kernel_and_numpy_find_the_same_errors(bench, name, rng):
         for budget in (None, 1.0):
             mine = bench.check(operands, case.host_sizes, seed=9, budget=budget)
             theirs = host.check(there, case.host_sizes, seed=9, budget=budget)
-            assert mine.fault == theirs.fault
-            assert mine.checked == theirs.checked
+            assert mine.reason == theirs.reason
+            assert mine.amount == theirs.amount
             # where no element is off, what is left is the judges' own rounding
-            np.testing.assert_allclose([mine.error, mine.limit], [theirs.error, theirs.limit], rtol=1e-9, atol=1e-14)
+            np.testing.assert_allclose([mine.error, mine.error_limit], [theirs.error, theirs.error_limit], rtol=1e-9, atol=1e-14)
 
 
 def test_flush_and_time(bench):
@@ -81,9 +81,9 @@ def test_types_that_the_kernel_does_not_read_are_checked_on_the_host(bench, monk
     config = contract._config(contract.FORWARD, *(contract.spec(s, dtype) for s in ((40, 90), (2, 90, 33))), [30, 8])
     case = contract.Case("8-bit", config, [30, 8])
     operands = contract.right_operands(bench, case)
-    assert bench.check(operands, case.host_sizes).fault == ""
+    assert bench.check(operands, case.host_sizes).reason == ""
     contract.change(bench, operands, (0, 0, 29, 32), 100.0)
-    assert "1 of" in bench.check(operands, case.host_sizes).fault
+    assert "1 of" in bench.check(operands, case.host_sizes).reason
     monkeypatch.setattr("hipgroupgemm.measure.device_harness._ON_HOST", 0)
     with pytest.raises(NotImplementedError, match=f"{dtype} on cuda:0: the check reads"):
         bench.check(operands, case.host_sizes)

@@ -36,7 +36,7 @@ def test_the_reference_passes_on_benched_operands(bench, name):
     assert bench.time(lambda: executable.execute(arguments)) > 0
     bench.synchronize()
     verdict = bench.check(operands, case.host_sizes)
-    assert verdict.fault == ""
+    assert verdict.reason == ""
     before = bench.snapshot(operands)
     executable.execute(arguments)
     assert bench.same(operands, before) == 0
@@ -47,6 +47,6 @@ def test_8_bit_results_fit_their_type(bench):
     case = contract.Case("8-bit", config, [30, 8])
     operands = contract.right_operands(bench, case)
     assert np.isfinite(bench.values(operands).astype(np.float64)).all()
-    assert bench.check(operands, case.host_sizes).fault == ""
+    assert bench.check(operands, case.host_sizes).reason == ""
     contract.change(bench, operands, (0, 0, 29, 32), 100.0)
-    assert "1 of" in bench.check(operands, case.host_sizes).fault
+    assert "1 of" in bench.check(operands, case.host_sizes).reason

@@ -220,9 +220,8 @@ def test_kill_from_another_thread_ends_a_call(worker):
 def test_what_a_worker_inherits(monkeypatch):
     monkeypatch.setenv("HIPGROUPGEMM_TUNING_STORE", "/somewhere")
     monkeypatch.setenv("MINE", "1")
-    with Worker("test", environment={"OPENBLAS_NUM_THREADS": "1"}) as worker:
-        found = [call(worker, "variable", name) for name in ("HIPGROUPGEMM_TUNING_STORE", "MINE", "OPENBLAS_NUM_THREADS")]
-    assert found == ["off", "1", "1"]
+    with Worker("test") as worker:
+        assert [call(worker, "variable", name) for name in ("HIPGROUPGEMM_TUNING_STORE", "MINE")] == ["off", "1"]
     assert os.environ["HIPGROUPGEMM_TUNING_STORE"] == "/somewhere"
 
 
@@ -353,7 +352,7 @@ def test_an_interrupt_as_an_idle_worker_is_taken(monkeypatch):
 
 @pytest.mark.usefixtures("idle")
 def test_a_forked_process_leaves_the_worker_to_its_parent():
-    first = acquire("a")
+    first, busy = acquire("a"), acquire("b")
     call(first, "double", 1)
     release(first)
     pid = os.fork()
@@ -361,9 +360,11 @@ def test_a_forked_process_leaves_the_worker_to_its_parent():
         code = 1
         with contextlib.suppress(BaseException):
             close_workers()
+            busy.kill()
             code = 0 if not worker_module._idle else 2
         os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
     assert acquire("a") is first
-    assert call(first, "double", 2) == 4
+    assert call(first, "double", 2) == call(busy, "double", 2) == 4
     first.kill()
+    busy.kill()

@@ -218,7 +218,7 @@ class Allocated:
 def accounts() -> Iterator[Accounts]:
     runtime = Accounts()
     yield runtime
-    memory._defaults.pop(id(runtime), None)
+    memory.default_allocator.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -67,7 +67,7 @@ def test_what_is_given_twice_counts_once() -> None:
 
 
 def test_types_and_scale_follow_the_device() -> None:
-    whole = presets_of("mixtral-8x7b")[0].shape
+    whole = presets_of("mixtral-8x7b")[0]
     exact = MoEShape(4096, 4096, 4096, 8, "exact")
     request = SweepRequest(shapes=[whole], exact_shapes=[exact], classes=["fwd_wi"])
     gpu, cpu = plan_jobs(request, "rocm"), plan_jobs(request, "cpu")

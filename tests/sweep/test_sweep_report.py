@@ -17,7 +17,7 @@ from hipgroupgemm.cli import cli
 from hipgroupgemm.measure.workloads import CLASSES
 from hipgroupgemm.sweep.compare import compare, series_of
 from hipgroupgemm.sweep.jobs import SweepJob, SweepRequest
-from hipgroupgemm.sweep.plots import comparison_panels
+from hipgroupgemm.sweep.report import comparison_panels
 from hipgroupgemm.sweep.report import report as make_report
 from hipgroupgemm.sweep.results import Header, Record, Row, SweepFile, read_sweep
 

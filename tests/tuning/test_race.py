@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hipgroupgemm.backends.base import MatmulAlgorithm
+from hipgroupgemm.measure.check import Outcome
 from hipgroupgemm.measure.timer import leader_of, ratio_to
-from hipgroupgemm.measure.verify import Outcome
 from hipgroupgemm.processes import WorkerDied, WorkerTimedOut
 from hipgroupgemm.tuning.race import Entry, Race
 from hipgroupgemm.tuning.report import best_row

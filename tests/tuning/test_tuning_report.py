@@ -266,6 +266,10 @@ def test_plot(tmp_path):
     assert (tmp_path / "many.svg").read_text("utf-8").count("<path") > 12
     with pytest.raises(ValueError, match="no candidate was timed"):
         report([row(0)]).plot(tmp_path / "none.png")
+    for count in (0, -3, True, 1.5):
+        with pytest.raises(ValueError, match=f"count={count}: wanted an int of at least 1"):
+            many.plot(tmp_path / "none.png", count)
+    assert not (tmp_path / "none.png").exists()
 
 
 @pytest.mark.parametrize("width", [60, 72, 80])

@@ -195,56 +195,34 @@ class CudaLaunch(PreparedLaunch):
     and 5.9 to 7.5 for ctypes with argument types.
     """
 
-    __slots__ = ("_address", "_call", "_config", "_function", "_native", "_params", "_programmatic", "_runtime")
+    call = "cuLaunchKernelEx"
 
-    def __init__(
-        self,
-        runtime: CudaRuntime,
-        function: Function,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        stream: int,
-        params: KernelParameters,
-        programmatic: bool,
-    ) -> None:
+    def __init__(self, runtime: CudaRuntime, function: Function, params: KernelParameters, stream: int, launch: LaunchDescription) -> None:
+        super().__init__(runtime, function, params, stream, launch)
         driver = runtime._bindings
         self._config = config = driver.CUlaunchConfig()
-        self.set_grid(grid)
-        config.blockDimX, config.blockDimY, config.blockDimZ = block
-        config.sharedMemBytes = shared_bytes
+        self.set_grid(launch.grid)
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+        config.sharedMemBytes = launch.shared_bytes
         config.hStream = driver.CUstream(stream)
-        if programmatic:
+        if launch.programmatic:
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1
-        self._runtime, self._function, self._native = runtime, function, function.native
-        self._params, self._address = params, params.address  # the driver reads the parameters' memory
-        self._call, self._programmatic = driver.cuLaunchKernelEx, programmatic
+        self._native, self._address, self._function_of_driver = function.native, params.address, driver.cuLaunchKernelEx
 
     def run(self) -> None:
         """Launch, with the values that the parameter block has now."""
         if self._runtime._forked:
             self._runtime.check_process()
-        status = self._call(self._config, self._native, self._address, 0)[0]
+        status = self._function_of_driver(self._config, self._native, self._address, 0)[0]
         if status:
             self.fail(int(status))
 
-    def fail(self, status: int) -> None:
-        """Raise what a launch that got this status raises."""
-        at = self.describe()
-        self._runtime._launch_failed("cuLaunchKernelEx", status, self._function, at.grid, at.block, at.shared_bytes)
-
-    def describe(self) -> LaunchDescription:
-        """What is launched now."""
-        at = self._config
-        grid, block = (at.gridDimX, at.gridDimY, at.gridDimZ), (at.blockDimX, at.blockDimY, at.blockDimZ)
-        return LaunchDescription(self._function.handle, self._address, grid, block, at.sharedMemBytes, self._programmatic)
-
     def set_grid(self, grid: tuple[int, int, int]) -> None:
         """Change the grid (blocks in x, y, z) of later runs."""
-        config = self._config
+        self._grid, config = grid, self._config
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
 
 

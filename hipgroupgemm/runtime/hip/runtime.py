@@ -190,47 +190,21 @@ class HipRuntime(Runtime):
 class HipLaunch(PreparedLaunch):
     """hipModuleLaunchKernel with its arguments in place; from :meth:`Runtime.prepare_launch`."""
 
-    __slots__ = ("_arguments", "_call", "_function", "_grid", "_params", "_runtime")
+    call = "hipModuleLaunchKernel"
 
-    def __init__(
-        self,
-        runtime: HipRuntime,
-        function: Function,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        stream: int,
-        params: KernelParameters,
-        _: bool,
-    ) -> None:
+    def __init__(self, runtime: HipRuntime, function: Function, params: KernelParameters, stream: int, launch: LaunchDescription) -> None:
+        super().__init__(runtime, function, params, stream, launch)
         made = runtime._launch_arguments
-        self._runtime, self._function, self._grid = runtime, function, tuple(grid)
-        self._params = params  # HIP reads its memory
-        self._call = runtime._bindings.hipModuleLaunchKernel
-        self._arguments = (*block, shared_bytes, runtime._stream(stream), made.addresses(params), made.no_extra)
+        self._function_of_driver = runtime._bindings.hipModuleLaunchKernel
+        self._arguments = (*launch.block, launch.shared_bytes, runtime._stream(stream), made.addresses(params), made.no_extra)
 
     def run(self) -> None:
         """Launch, with the values that the parameter block has now."""
         if self._runtime._forked:
             self._runtime.check_process()
-        status = self._call(self._function.native, *self._grid, *self._arguments)[0]
+        status = self._function_of_driver(self._function.native, *self._grid, *self._arguments)[0]
         if status:
             self.fail(int(status))
-
-    def fail(self, status: int) -> None:
-        """Raise what a launch that got this status raises."""
-        at = self.describe()
-        self._runtime._launch_failed("hipModuleLaunchKernel", status, self._function, at.grid, at.block, at.shared_bytes)
-
-    def describe(self) -> LaunchDescription:
-        """What is launched now."""
-        x, y, z, shared_bytes = self._arguments[:4]
-        grid_x, grid_y, grid_z = self._grid
-        return LaunchDescription(self._function.handle, self._params.address, (grid_x, grid_y, grid_z), (x, y, z), shared_bytes, False)
-
-    def set_grid(self, grid: tuple[int, int, int]) -> None:
-        """Change the grid (blocks in x, y, z) of later runs."""
-        self._grid = tuple(grid)
 
 
 HipRuntime._launch_class = HipLaunch
