@@ -86,14 +86,15 @@ def chain_time(programs: tuple[Any, Any], operands: tuple[Any, ...], lengths: tu
 def plan_time(operands: tuple[Any, ...], kind: str, lengths: tuple[int, int]) -> Callable[[], float]:
     """Measures the same of a plan's executes in two graphs, between events: the host is in no time."""
     runtime = get_runtime(kind)
+    jax.block_until_ready(operands)
     views = [as_array(x) for x in operands]
     for view in views:
-        view.framework = ""  # they live as long as this does, whatever stream uses them
+        view.framework, view.stream = "", None  # they are ready, and live as long as this does, whatever stream uses them
     device = views[0].device.index
-    memory = hgg.DeviceArray.from_numpy(np.zeros((operands[0].shape[0], operands[1].shape[2]), operands[0].dtype), f"{kind}:{device}")
-    plan = hgg.GroupedMatmulPlan(hgg.config_for_ragged_dot(*views), device=f"{kind}:{device}")
     stream, first, last = runtime.create_stream(device), *(runtime.create_event(device, timing=True) for _ in range(2))
-
+    zeros = np.zeros((operands[0].shape[0], operands[1].shape[2]), operands[0].dtype)
+    memory = hgg.DeviceArray.from_numpy(zeros, f"{kind}:{device}", stream)
+    plan = hgg.GroupedMatmulPlan(hgg.config_for_ragged_dot(*views), device=f"{kind}:{device}")
     graphs = []
     with runtime.use_device(device):
         plan.execute(*views, out=memory, stream=stream)
