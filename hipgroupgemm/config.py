@@ -237,14 +237,9 @@ class GroupedGemmConfig:
 
     def layouts(self) -> frozenset[str]:
         """By name, what is unusual about how the operands lie: column_major_output, and <operand>_inner_stride where that is not 1."""
-        found = {f"{name}_inner_stride" for name in ("lhs", "rhs", "output") if getattr(self, f"{name}_inner_stride") != 1}
-        if self.beta and self.c_inner_stride != 1:
-            found.add("c_inner_stride")
-        if self.epilogue.bias and self.bias_inner_stride != 1:
-            found.add("bias_inner_stride")
-        if not self.must_swap_operands:
-            found.add("column_major_output")
-        return frozenset(found)
+        there = {"lhs": True, "rhs": True, "output": True, "c": self.beta != 0, "bias": self.epilogue.bias}
+        strided = [f"{name}_inner_stride" for name in there if there[name] and getattr(self, f"{name}_inner_stride") != 1]
+        return frozenset(strided if self.must_swap_operands else [*strided, "column_major_output"])
 
     def with_scalars(self, alpha: float, beta: float) -> GroupedGemmConfig:
         """This config with another alpha and beta, finite ones: not validated anew, and with the key that it has found already.
@@ -287,9 +282,7 @@ class GroupedGemmConfig:
 
     def _output_like(self, which: str) -> tuple[int, int, int, int]:
         inner, leading = getattr(self, f"{which}_inner_stride"), getattr(self, f"{which}_leading_dim_stride")
-        group = 0
-        if self.ragged_mode is RaggedDotMode.CONTRACTING:
-            group = getattr(self, f"{which}_stride_ragged_dim")
+        group = getattr(self, f"{which}_stride_ragged_dim") if self.ragged_mode is RaggedDotMode.CONTRACTING else 0
         matrix = (leading, inner) if self.must_swap_operands else (inner, leading)
         return (group, getattr(self, f"{which}_batch_stride"), *matrix)
 

@@ -24,8 +24,9 @@ typedef struct hgg_driver {
 /* Where an operand's address goes: 8 bytes of a parameter, or a tensor map. */
 typedef struct hgg_move {
     void *cell;
-    uint64_t held; /* the address that is there; 0 for none */
-    uint32_t slot; /* of the operand in the list of addresses */
+    uint64_t held;   /* the address that is there; 0 for none */
+    uint64_t offset; /* bytes past the operand's address */
+    uint32_t slot;   /* of the operand in the list of addresses */
     uint32_t is_tensor_map;
 } hgg_move;
 
@@ -39,7 +40,7 @@ typedef struct hgg_launch {
 
 typedef struct hgg_launches {
     const hgg_driver *driver;
-    void *stream;
+    void *stream; /* of those who do not name another */
     hgg_move *moves;
     const hgg_launch *launches;
     uint32_t move_count, launch_count;
@@ -94,7 +95,7 @@ static inline int hgg_launch_one(const hgg_driver *driver, void *stream, const h
 static inline int64_t hgg_move_all(const hgg_launches *list, const uint64_t *addresses) {
     for (uint32_t i = 0; i < list->move_count; ++i) {
         hgg_move *move = &list->moves[i];
-        const uint64_t address = addresses[move->slot];
+        const uint64_t address = addresses[move->slot] + move->offset;
         if (address == move->held) continue;
         if (move->is_tensor_map) {
             typedef int (*replace_function)(void *, void *);
@@ -109,9 +110,9 @@ static inline int64_t hgg_move_all(const hgg_launches *list, const uint64_t *add
     return HGG_LAUNCHED;
 }
 
-/* Makes the launches on the list's stream, with its device current, unless the stream is under graph capture: then nothing is done, and the
- * caller, who has memory of its own for each capture, goes another way. */
-static inline int64_t hgg_replay(const hgg_launches *list, const uint64_t *addresses) {
+/* Makes the launches on a stream, with the list's device current. Where only plain calls are wanted and the stream is under graph capture,
+ * nothing is done, and the caller, who has memory of its own for each capture, goes another way. */
+static inline int64_t hgg_replay(const hgg_launches *list, void *stream, const uint64_t *addresses, int only_plain) {
     const hgg_driver *driver = list->driver;
     typedef int (*capturing_function)(void *, int *);
     int status, capturing = 0, device = driver->device, changed;
@@ -129,10 +130,10 @@ static inline int64_t hgg_replay(const hgg_launches *list, const uint64_t *addre
         status = driver->is_hip ? ((int (*)(int))driver->set_current)(driver->device) : ((int (*)(void *))driver->set_current)(driver->context);
         if (status) return hgg_failed(status, HGG_SET_CURRENT, 0);
     }
-    status = ((capturing_function)driver->is_capturing)(list->stream, &capturing);
+    status = only_plain ? ((capturing_function)driver->is_capturing)(stream, &capturing) : 0;
     result = status || capturing ? HGG_CAPTURING : hgg_move_all(list, addresses);
     for (uint32_t i = 0; i < list->launch_count && result == HGG_LAUNCHED; ++i) {
-        status = hgg_launch_one(driver, list->stream, &list->launches[i]);
+        status = hgg_launch_one(driver, stream, &list->launches[i]);
         if (status) result = hgg_failed(status, HGG_LAUNCH, i);
     }
     if (changed) {

@@ -284,7 +284,9 @@ def test_fewer_multiprocessors_than_the_device_has(monkeypatch):
     assert (plain.multiprocessors, plain.limited, plain.resident(4)) == (132, False, 4)
     key = config_of(512, 512, 768, 16, "bfloat16").key()
     names = [one.name for one in limited.algorithms(key, device, hgg.backends.base.AlgorithmLimits())]
-    assert "_b1_" in names[0] and {one.name for one in get_backend("triton").limited(500).algorithms(key, device, hgg.backends.base.AlgorithmLimits())} == set(names)
+    assert "_b1_" in names[0] and {
+        one.name for one in get_backend("triton").limited(500).algorithms(key, device, hgg.backends.base.AlgorithmLimits())
+    } == set(names)
 
 
 def test_a_backend_that_cannot_limit_them_is_passed_over(double):

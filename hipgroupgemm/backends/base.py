@@ -5,17 +5,21 @@ from __future__ import annotations
 import abc
 import dataclasses
 import sys
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.views import ArrayView, Device
 from hipgroupgemm.problem.groups import GroupBounds, GroupFault
 from hipgroupgemm.version import __version__
 
+if TYPE_CHECKING:
+    from hipgroupgemm.runtime.objects import PreparedLaunch
+    from hipgroupgemm.runtime.replay import Move
+
 __all__ = [
     "NO_SETTINGS", "AlgorithmLimits", "Arguments", "Backend", "Device", "Executable", "MatmulAlgorithm", "Multiprocessors", "PlanSettings",
-    "versions_of",
+    "Recipe", "versions_of",
 ]  # fmt: skip
 
 
@@ -141,6 +145,19 @@ class Arguments:
         raise RuntimeError("group_offset: lies on a device, but this backend reads it on the host")
 
 
+class Recipe(NamedTuple):
+    """The launches of one call as data, for a host program of its own that makes them with other addresses (`include/launches.h`).
+
+    Attributes:
+        launches: in order. moves: where addresses go, and of which operand.
+        scratch_size: bytes that the call needs beside the operands; what they hold before does not matter.
+    """
+
+    launches: tuple[PreparedLaunch, ...]
+    moves: tuple[Move, ...]
+    scratch_size: int
+
+
 class Executable(abc.ABC):
     """A prepared algorithm for one plan and one stream. Its scratch belongs to that pair alone."""
 
@@ -154,6 +171,18 @@ class Executable(abc.ABC):
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing more to prepare
         """Makes ready what the first execute, and one graph capture, would otherwise have to make."""
+
+    def recipe(self, arguments: Arguments, slots: Sequence[str], fault: int) -> Recipe | None:
+        """The launches of a call, whose operands' addresses are not known yet; None where they are no list of kernels.
+
+        The executable then serves this one call: it must neither execute another nor be closed as long as the recipe is used.
+
+        Args:
+            arguments: the call; its pointers are not looked at. slots: what the addresses will be of, in order: roles, and "scratch".
+            fault: device address of the 32 zeroed bytes that keep the first fault.
+        """
+        del arguments, slots, fault
+        return None
 
     def check(self) -> GroupFault | None:
         """Waits for the stream, returns the first fault since the last check, and clears it. Host sizes never leave one."""

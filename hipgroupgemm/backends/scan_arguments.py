@@ -7,6 +7,7 @@ records, but for the 196 bytes at its end, which the hipBLASLt backend sets.
 from __future__ import annotations
 
 import struct
+from typing import ClassVar
 
 from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
@@ -39,6 +40,12 @@ _AT_OUT, _AT_C, _AT_FINISH, _AT_RECORD = 344, 384, 424, 452
 
 class ScanArguments:
     """The struct's bytes, for one executable. `bytes` is passed by value at every launch."""
+
+    CELLS: ClassVar[dict[str, int]] = {
+        **{"sizes": 0, "group_offset": 24, "group_starts": 48, "group_ends": 56, "covered_range": 64, "fault": 72},
+        **{"tiles": 128, "tile_count": 136},
+    }
+    """Where the scan's addresses lie, by name: offsets in bytes."""
 
     def __init__(self) -> None:
         self.bytes = bytearray(SIZE)

@@ -242,7 +242,7 @@ def usage_errors(*usage: type[Exception]) -> Iterator[None]:
         yield
     except DistributionError as error:
         raise click.BadParameter(str(error), param_hint="--distribution") from error
-    except BrokenPipeError:  # main knows what to do
-        raise
     except (ValueError, RuntimeError, OSError) as error:
+        if isinstance(error, BrokenPipeError) or (isinstance(error, OSError) and error.filename is None):  # standard output: `main`'s
+            raise
         raise (click.UsageError if isinstance(error, usage) else click.ClickException)(str(error)) from error

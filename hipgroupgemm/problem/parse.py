@@ -146,11 +146,9 @@ def parse(arguments: dict[str, Any]) -> Call:
     views = {"lhs": lhs, "rhs": arrays.view_of(arguments["rhs"], "rhs", stream)}
     sizes_name = "group_sizes" if offs is None else "offs"
     views["group_sizes"] = _integers(given(sizes_name), sizes_name, stream)
-    offset = given("group_offset")
-    if offset is not None:
-        offset = _offset(offset, stream)
-        if isinstance(offset, ArrayView):
-            views["group_offset"], offset = offset, None
+    offset = None if given("group_offset") is None else _offset(given("group_offset"), stream)
+    if isinstance(offset, ArrayView):
+        views["group_offset"], offset = offset, None
     for role in ("c", "bias", "out", "workspace"):
         if given(role) is not None:
             views[role] = arrays.view_of(given(role), role, stream)

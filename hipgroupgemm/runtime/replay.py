@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hipgroupgemm.runtime.base import Runtime
     from hipgroupgemm.runtime.objects import PreparedLaunch
 
-__all__ = ["Move", "Replay", "make_replay", "replay_unavailable"]
+__all__ = ["LaunchList", "Move", "Replay", "make_replay", "replay_unavailable"]
 
 _CAPTURING = 1
 _LAUNCH = 5
@@ -28,11 +28,17 @@ _CALLS = {2: "CtxGetCurrent", 3: "CtxSetCurrent", 4: "TensorMapReplaceAddress"}
 
 
 class Move(NamedTuple):
-    """Where an operand's address goes: host address of the 8 bytes or of the tensor map, and the operand's place in the addresses."""
+    """Where an operand's address goes.
+
+    Attributes:
+        cell: host address of the 8 bytes, or of the tensor map.
+        slot: the operand's place in the addresses. offset: bytes that are added to its address.
+    """
 
     cell: int
     slot: int
     is_tensor_map: bool = False
+    offset: int = 0
 
 
 class _Driver(ctypes.Structure):
@@ -43,7 +49,10 @@ class _Driver(ctypes.Structure):
 
 
 class _Move(ctypes.Structure):
-    _fields_ = (("cell", ctypes.c_void_p), ("held", ctypes.c_uint64), ("slot", ctypes.c_uint32), ("is_tensor_map", ctypes.c_uint32))
+    _fields_ = (
+        *(("cell", ctypes.c_void_p), ("held", ctypes.c_uint64), ("offset", ctypes.c_uint64)),
+        *(("slot", ctypes.c_uint32), ("is_tensor_map", ctypes.c_uint32)),
+    )
 
 
 class _Launch(ctypes.Structure):
@@ -67,7 +76,7 @@ def _replay_function() -> Any:
     header = (Path(include_folder()) / "launches.h").read_text(encoding="utf-8")
     source = (
         f'{header}\n__attribute__((visibility("default"))) int64_t hgg_replay_launches(const hgg_launches *list, const uint64_t *addresses)'
-        "{ return hgg_replay(list, addresses); }\n"
+        "{ return hgg_replay(list, list->stream, addresses, 1); }\n"
     )
     try:
         function = load_host_code(compile_host_code(source, "c"), "hipgroupgemm-launches").hgg_replay_launches
@@ -95,33 +104,51 @@ def make_replay(
         return None
 
 
-class Replay:
-    """A list of prepared launches and the places where addresses go in their parameters; all of it must outlive this.
+class LaunchList:
+    """A C list of prepared launches, and of the places where addresses go in their parameters: `hgg_launches` in `include/launches.h`.
 
     Args:
         runtime, device, stream: where they run.
-        moves: what changes. held: the addresses that are there now, by place.
-        launches: in order.
+        moves: what changes. held: the addresses that are there now, by place; none where they are not known.
+        launches: in order; this keeps them alive, and their parameters with them.
+
+    Attributes:
+        address: host address of the list.
+
+    Raises:
+        NotImplementedError, AttributeError: a driver too old to have one of the functions.
     """
 
     def __init__(
         self, runtime: Runtime, device: int, stream: int, moves: Sequence[Move], held: Sequence[int], launches: Sequence[PreparedLaunch]
     ) -> None:
-        self._runtime, self._launches = runtime, tuple(launches)
-        self._call = _replay_function()
+        self.launches = tuple(launches)
         numbers, names = runtime.launch_functions(device)
         library = ctypes.CDLL(runtime.library)
         functions = {field: ctypes.cast(getattr(library, name), ctypes.c_void_p).value for field, name in names.items()}
         self._driver = _Driver(**numbers, **functions)
-        self._moves = (_Move * max(1, len(moves)))(*(_Move(move.cell, held[move.slot], move.slot, move.is_tensor_map) for move in moves))
-        described = (_Launch(*launch.describe()) for launch in launches)
-        self._made = (_Launch * max(1, len(launches)))(*described)
+        there = [held[move.slot] + move.offset if held else 0 for move in moves]
+        described = (_Move(m.cell, at, m.offset, m.slot, m.is_tensor_map) for m, at in zip(moves, there, strict=True))
+        self._moves = (_Move * max(1, len(moves)))(*described)
+        self._made = (_Launch * max(1, len(launches)))(*(_Launch(*launch.describe()) for launch in launches))
         self._list = _Launches(
             ctypes.addressof(self._driver), stream, ctypes.addressof(self._moves), ctypes.addressof(self._made), len(moves), len(launches)
         )
+        self.address = ctypes.addressof(self._list)
+
+
+class Replay:
+    """A `LaunchList` that Python runs; arguments as there."""
+
+    def __init__(
+        self, runtime: Runtime, device: int, stream: int, moves: Sequence[Move], held: Sequence[int], launches: Sequence[PreparedLaunch]
+    ) -> None:
+        self._runtime = runtime
+        self._list = LaunchList(runtime, device, stream, moves, held, launches)
+        self._call = _replay_function()
         self._addresses = (ctypes.c_uint64 * max(1, len(held)))()
         self._pack = struct.Struct(f"={len(held)}Q").pack_into
-        self._arguments = ctypes.byref(self._list), ctypes.byref(self._addresses)
+        self._arguments = ctypes.c_void_p(self._list.address), ctypes.byref(self._addresses)
 
     def run(self, addresses: Sequence[int]) -> bool:
         """Launches with operands at these addresses; false, with nothing done, where the stream is under graph capture.
@@ -140,5 +167,5 @@ class Replay:
         where, call = divmod(result, 8)
         status, number = divmod(where, 32)
         if call == _LAUNCH:
-            self._launches[number].fail(status)
+            self._list.launches[number].fail(status)
         raise self._runtime._fail(_CALLS[call], status)

@@ -174,7 +174,7 @@ class SweepFile:
     sweep: Sweep
 
     def __init__(self, path: Path, header: Header | None = None, *, overwrite: bool = False) -> None:
-        self.written = False
+        self.path, self.written = path, False
         self._file: BinaryIO
         self._end: int | None = None  # where what is left of a killed sweep's last line begins
         if path == STDOUT or (path.exists() and not path.is_file()):
@@ -204,8 +204,11 @@ class SweepFile:
     def append(self, value: Header | Record) -> None:
         """Adds a line and waits until it is on the disk."""
         self.mend()
-        self._file.write(json.dumps(msgspec.to_builtins(value)).encode() + b"\n")  # json has an escape for all that a reason may hold
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(msgspec.to_builtins(value)).encode() + b"\n")  # json has an escape for all that a reason may hold
+            self._file.flush()
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, str(self.path)) from None
         self.written = True
         with contextlib.suppress(OSError):  # a pipe
             os.fsync(self._file.fileno())
@@ -213,7 +216,8 @@ class SweepFile:
     def close(self) -> None:
         """Lets go of the file."""
         if self._file is not sys.stdout.buffer:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what could not be written before
+                self._file.close()
 
 
 def _lock(file: BinaryIO, path: Path) -> None:

@@ -106,8 +106,9 @@ def test_a_full_disk_is_an_error_and_no_traceback(command: str) -> None:
 
 @pytest.mark.usefixtures("fast")
 def test_a_file_on_a_full_disk_is_named() -> None:
-    done = bench(*SHAPE, "--class", "fwd_wi", "--csv", "/dev/full")
-    assert done.exit_code == 1 and "No space left on device: '/dev/full'" in done.output
+    for line in (["bench", *QUICK, "--csv"], ["sweep", "--device", "cpu", "--no-store", "--json"]):
+        done = invoke(*line, "/dev/full", *SHAPE, "--class", "fwd_wi")
+        assert done.exit_code == 1 and "No space left on device: '/dev/full'" in done.output
 
 
 @pytest.mark.usefixtures("fast")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hipgroupgemm.backends.base import Arguments, Executable
+from hipgroupgemm.backends.base import Arguments, Executable, Recipe
 from hipgroupgemm.backends.device_kernels import THREADS, scan_blocks
 from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, SIZE, ScanArguments, fault_from_bytes
 from hipgroupgemm.backends.triton.compiler import KernelSpec, compile_kernel
@@ -34,6 +34,7 @@ __all__ = ["TritonExecutable"]
 
 _modules: dict[tuple[str, int, KernelSpec], Module] = {}
 _modules_lock = new_lock()
+_NOWHERE = 1 << 40  # an address that stands for one that is not known yet
 
 
 def _module_of(runtime: Runtime, device: int, spec: KernelSpec, code: bytes) -> Module:
@@ -122,6 +123,7 @@ class TritonExecutable(Executable):
         self._sizes = 0
         self._addresses: dict[str, int] = {}
         self._places: list[_Place] = []
+        self._kernels: list[_Kernel] = []
         self._launches: list[PreparedLaunch] = []
         self._bound: Arguments | None = None  # of a plain call with sizes on the device; nothing but its addresses changes
         self._replay: Replay | None = None
@@ -147,7 +149,10 @@ class TritonExecutable(Executable):
         if self._kernel.split > 1:
             self._adders.append(_Kernel(runtime, self._device, self._stream, add_partials_spec(self._kernel, key, self._properties)))
         self._product_of(self._can_scan)
-        self._scratch.reserve()  # ahead, so that the first call costs no more than the others
+
+    def prepare(self) -> None:
+        """Allocates what plain calls need; a capture makes its own."""
+        self._scratch.reserve()
 
     def _product_of(self, scanning: bool) -> _Kernel:
         """The kernel that scans by itself, or the one behind a scan; a call that needs the other one has it made then."""
@@ -234,13 +239,13 @@ class TritonExecutable(Executable):
         # sizes are looked at even where nothing is multiplied or written
         multiplies = 0 not in (c.m, c.n, c.batch_count, c.group_count if self._contracting else 1)
         self._scans_itself = self._can_scan and multiplies and self._can_read(a, sizes)
-        self._launches = []
+        self._launches, self._kernels, self._places = [], [], []
         if self._has_scan and not self._scans_itself:
             scan = self._scan_of(self._special(a, capture))
             self._launches.append(scan)
         if multiplies:
             product = self._product_of(self._scans_itself)
-            kernels = [product, *self._adders]
+            kernels = self._kernels = [product, *self._adders]
             view, on_host = a.group_sizes, call[2]
             size = 8 if on_host else view.dtype.itemsize
             step = view.strides[-1] if not on_host and view.shape[-1] > 1 else size
@@ -315,6 +320,39 @@ class TritonExecutable(Executable):
         tiles = base + at["tiles"] if self._tile_capacity else 0
         self._scan_arguments.set_tiles(self._kernel.tile_m, tiles, base + at["tile_count"], self._tile_capacity)
         self._scan_parameters[0] = self._scan_arguments.bytes
+
+    # ---- the launches for somebody else ------------------------------------------------------------------------------------
+
+    def recipe(self, arguments: Arguments, slots: Sequence[str], fault: int) -> Recipe:
+        """The launches of a call with sizes on the device; see :meth:`.Executable.recipe`."""
+        slot = {name: place for place, name in enumerate(slots)}
+        pointers = {name: _NOWHERE + (place << 32) for name, place in slot.items()}
+        base = pointers["scratch"]
+        a = dataclasses.replace(arguments, pointers=pointers)
+        at: Any = a.group_offset
+        if isinstance(a.group_offset, ArrayView):
+            a.group_offset = dataclasses.replace(a.group_offset, pointer=pointers["group_offset"])
+            at = a.group_offset.pointer, a.group_offset.dtype
+        call = base, base + self._offsets["partials"], False, 0, a.group_sizes.strides, a.group_sizes.dtype, a.ends, a.tail, at
+        with self._runtime.use_device(self._device):
+            self._bind(a, call, pointers["group_sizes"], 0)
+        moves = [Move(place.address, slot.get(place.role, slot["scratch"]), place.encoder is not None) for place in self._places]
+        cells = [cell for kernel in self._kernels for cell in kernel.cells.items()]
+        if self._has_scan and not self._scans_itself:
+            blob = self._scan_parameters.blob_address(0)
+            absent = {"tiles"} if not self._tile_capacity else set()
+            absent |= {"group_offset"} if isinstance(a.group_offset, int) else set()
+            cells += [(name, blob + at) for name, at in ScanArguments.CELLS.items() if name not in absent]
+        for name, cell in cells:
+            if name == "fault":
+                ctypes.c_uint64.from_address(cell).value = fault
+            elif name == "sizes":
+                moves.append(Move(cell, slot["group_sizes"]))
+            elif name == "group_offset":
+                moves.append(Move(cell, slot[name]))
+            elif name in self._offsets:
+                moves.append(Move(cell, slot["scratch"], offset=self._offsets[name]))
+        return Recipe(tuple(self._launches), tuple(moves), self._scratch.nbytes)
 
     # ---- faults, words, life -----------------------------------------------------------------------------------------------
 

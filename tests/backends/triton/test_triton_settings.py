@@ -57,7 +57,12 @@ class Plans:
         operands["group_sizes"] = DeviceArray.from_numpy(sizes, self.device)
         more = {}
         if c is not None:
-            more = {"c": DeviceArray.from_numpy(c, self.device), "bias": DeviceArray.from_numpy(bias, self.device), "alpha": 0.7, "beta": 0.3}
+            more = {
+                "c": DeviceArray.from_numpy(c, self.device),
+                "bias": DeviceArray.from_numpy(bias, self.device),
+                "alpha": 0.7,
+                "beta": 0.3,
+            }
         config = config_for_ragged_dot(**operands, **more, preferred_element_type=self.out)
         plan = self.plans.get(config.key())
         if plan is None:

@@ -1,0 +1,1 @@
+"""Doors into frameworks. Each module imports its framework; nothing else of the package imports these."""
