@@ -131,9 +131,9 @@ def test_c_that_is_out_and_group_offsets_are_checked(register):
 
 def test_wrong_only_when_called_often(register):
     """Two runs on each of six size sets are right, a warm-up is the 13th; what fails from the 15th on is found in the last timed round."""
-    register(FakeBackend(["wrong_after:14", "good"]))
+    register(FakeBackend(["wrong_after:14", "good:2"]))
     report = tune(forward(), "cpu", backends="double", isolate=False, **{**FAST, "repetitions": 5})
-    assert verdicts(report) == {"wrong_after:14": "wrong", "good": "ok"}
+    assert verdicts(report) == {"wrong_after:14": "wrong", "good:2": "ok"}
     assert "timed run" in row_of(report, "wrong_after:14").reason
 
 
