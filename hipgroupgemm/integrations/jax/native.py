@@ -75,12 +75,12 @@ def _library() -> ctypes.CDLL | str:
 
 def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.hgg_add_recipe.argtypes = [ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64]
-    library.hgg_add_recipe.restype = ctypes.c_int32
+    library.hgg_add_recipe.restype, library.hgg_call_count.restype = ctypes.c_int32, ctypes.c_uint64
     return library
 
 
 def load() -> ctypes.CDLL:
-    """The handler, registered for CUDA and ROCm; NativeDoorError where it cannot be had."""
+    """The handler, registered for CUDA and ROCm; NativeDoorError where it cannot be had. `hgg_call_count()` says how often it has run."""
     found = _library()
     if isinstance(found, str):
         raise NativeDoorError(found)
