@@ -62,7 +62,7 @@ def door(code, monkeypatch, tmp_path):
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(fake.handler.hgg_test), platform="cpu")
     monkeypatch.setattr(native, "TARGET", target)
     monkeypatch.setattr(native, "load", lambda: fake.handler)
-    for name in ("_kept", "_scratch", "_faults"):
+    for name in ("_kept", "_faults"):
         monkeypatch.setattr(native, name, {})
     for module in (plans, triton_backend, native):
         monkeypatch.setattr(module, "get_runtime", lambda _: fake)
