@@ -20,7 +20,7 @@ test: $(VENV)/.test
 
 # torch has an environment of its own: the core tests must pass without it
 test-torch: $(VENV_TORCH)/.test
-	$(VENV_TORCH)/bin/python -m pytest -m torch tests/test_torch.py $(PYTEST_FLAGS)
+	$(VENV_TORCH)/bin/python -m pytest -m torch tests/test_torch.py tests/integrations $(PYTEST_FLAGS)
 
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .

@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from hipgroupgemm.backends import selection
-from hipgroupgemm.backends.base import Arguments
+from hipgroupgemm.backends.base import Arguments, Multiprocessors
 from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.device_array import order_streams
 from hipgroupgemm.operands.dtypes import DTYPES
@@ -36,9 +36,13 @@ __all__ = ["CallCache", "Plan", "PlanCache", "PreparedCall", "run", "take_output
 
 _MOST_CALLS = 512
 _MOST_READERS = 256
+CHECK_VARIABLE = "HIPGROUPGEMM_CHECK"
+_SYNC = str(b"sync", "ascii")  # an object of its own: the environment's word, not the caller's
 ticks = itertools.count(1)
 # no int and no float: 1 and 1.0 would be found under True, which is no int anywhere
-_PLAIN = set((str, bool, type, type(None), GroupCount, RaggedDotDimensionNumbers, *(type(dtype) for dtype in DTYPES.values())))
+_PLAIN = set(
+    (str, bool, type, type(None), GroupCount, Multiprocessors, RaggedDotDimensionNumbers, *(type(dtype) for dtype in DTYPES.values()))
+)
 _SCALARS = (float, int, type(None))
 
 
@@ -170,6 +174,26 @@ class CallCache:
         self.calls.clear()
 
 
+_Run = Callable[..., Any]
+
+
+def _as_the_environment_says(run: _Run) -> _Run:
+    """`run`, with check="sync" in every call where HIPGROUPGEMM_CHECK is that; every call raises ValueError for a word that is none."""
+    said = os.environ.get(CHECK_VARIABLE, "").strip()
+    if said in ("", "none"):
+        return run
+
+    def checking(arguments: dict[str, Any], *others: Any) -> Any:
+        if said != "sync":
+            raise ValueError(f'{CHECK_VARIABLE}={said}: must be "sync" or "none"; it is read when hipgroupgemm is imported')
+        if arguments["check"] == "none":
+            arguments = {**arguments, "check": _SYNC}
+        return run(arguments, *others)
+
+    return checking
+
+
+@_as_the_environment_says
 def run(
     arguments: dict[str, Any],
     cache: CallCache,
@@ -235,12 +259,15 @@ def _check_capture(call: Call) -> None:
         return
     if not _capturing(call):
         return
+    if call.check is _SYNC:
+        call.check = "none"
     if call.check == "sync":
         raise RuntimeError('check="sync": a stream under graph capture cannot be waited for; capture with "none", then plan.check()')
-    raise RuntimeError(
-        f"{call.sizes_name}: lies on the host while the stream is under graph capture; its values would be frozen into the "
-        "graph, so pass it on the device"
-    )
+    if on_host:
+        raise RuntimeError(
+            f"{call.sizes_name}: lies on the host while the stream is under graph capture; its values would be frozen into the "
+            "graph, so pass it on the device"
+        )
 
 
 def _order_streams(call: Call, *, before: bool) -> None:

@@ -191,15 +191,21 @@ def _torch_dtype(dtype: Any, name: str) -> np.dtype[Any]:
 
 def torch_transforming() -> bool:
     """Whether torch is tracing, or transforms what runs now: then no tensor may be read by its address."""
-    interpreters, modes, tracing, forward = _torch_states()
-    return interpreters() is not None or modes() != 0 or tracing() is not None or forward._current_level >= 0
+    interpreters, modes, tracing, forward, tangents = _torch_states()
+    return interpreters() is not None or modes() != 0 or tracing() is not None or (forward._current_level >= 0 and tangents())
 
 
 @functools.cache
-def _torch_states() -> tuple[Callable[[], Any], Callable[[], int], Callable[[], Any], Any]:
+def _torch_states() -> tuple[Callable[[], Any], Callable[[], int], Callable[[], Any], Any, Callable[[], bool]]:
     torch: Any = sys.modules["torch"]
     c = torch._C
-    return c._functorch.peek_interpreter_stack, c._len_torch_dispatch_stack, c._get_tracing_state, torch.autograd.forward_ad
+    return (
+        c._functorch.peek_interpreter_stack,
+        c._len_torch_dispatch_stack,
+        c._get_tracing_state,
+        torch.autograd.forward_ad,
+        c._is_fwd_grad_enabled,
+    )
 
 
 def _refuse_transformed(tensor: Any, name: str) -> None:
