@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from hipgroupgemm.runtime.parameters import KernelParameters
 
 __all__ = [
-    "DEFAULT_SHARED_LIMIT", "LIBRARY_CALL", "PROGRAMMATIC", "DeviceInfo", "Function", "LaunchDescription", "LibraryCall", "Module", "PreparedLaunch", "UseDevice",
+    "DEFAULT_SHARED_LIMIT", "LIBRARY_CALL", "PROGRAMMATIC", "DeviceInfo", "Function", "LaunchDescription", "LibraryCall", "Module",
+    "PreparedLaunch", "UseDevice",
 ]  # fmt: skip
 
 DEFAULT_SHARED_LIMIT = 48 * 1024
