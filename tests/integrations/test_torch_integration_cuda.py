@@ -16,7 +16,7 @@ _SAID = (
     "ignore:The CUDA Graph is empty",
     "ignore::DeprecationWarning:torch",
 )
-pytestmark = [pytest.mark.cuda, *(pytest.mark.filterwarnings(text) for text in _SAID)]
+pytestmark = [pytest.mark.cuda, *(pytest.mark.filterwarnings(f"ignore:{text}") for text in _SAID)]
 every_form = pytest.mark.parametrize("form", FORMS, ids=NAMES)
 M, G, K, N = 1000, 8, 256, 320
 SIZES = [100, 0, 333, 1, 64, 0, 300, 128]  # 74 rows are left over
