@@ -14,7 +14,7 @@ from hipgroupgemm.problem.groups import GroupBounds, GroupFault
 from hipgroupgemm.version import __version__
 
 if TYPE_CHECKING:
-    from hipgroupgemm.runtime.objects import PreparedLaunch
+    from hipgroupgemm.runtime.objects import LibraryCall, PreparedLaunch
     from hipgroupgemm.runtime.replay import Move
 
 __all__ = [
@@ -151,11 +151,13 @@ class Recipe(NamedTuple):
     Attributes:
         launches: in order. moves: where addresses go, and of which operand.
         scratch_size: bytes that the call needs beside the operands; what they hold before does not matter.
+        ordered: it has memory of its own as well, so each call has to come behind the one before in one stream, and no graph may hold it.
     """
 
-    launches: tuple[PreparedLaunch, ...]
+    launches: tuple[PreparedLaunch | LibraryCall, ...]
     moves: tuple[Move, ...]
     scratch_size: int
+    ordered: bool = False
 
 
 class Executable(abc.ABC):

@@ -105,3 +105,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hgg_ragged_dot, hgg::run,
                                   .RemainingRets()
                                   .Attr<int64_t>("recipe"),
                               {ffi::Traits::kCmdBufferCompatible});
+
+// The same for recipes with memory of their own, whose calls must not be reordered: never in a command buffer.
+extern "C" __attribute__((visibility("default"))) XLA_FFI_Error *hgg_ragged_dot_ordered(XLA_FFI_CallFrame *frame);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hgg_ragged_dot_ordered, hgg::run,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::PlatformStream<void *>>()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attr<int64_t>("recipe"));
