@@ -16,7 +16,7 @@ bench: $(VENV)/.bench
 # Triton reads TRITON_INTERPRET when it is imported, so what it interprets has a process of its own
 test: $(VENV)/.test
 	$(RUN) -m pytest --ignore tests/integrations $(PYTEST_SPREAD) $(PYTEST_FLAGS)
-	TRITON_INTERPRET=1 $(RUN) -m pytest -m interpreter tests/backends/triton $(PYTEST_SPREAD) $(PYTEST_FLAGS)
+	TRITON_INTERPRET=1 $(RUN) -m pytest -m interpreter tests/backends/triton tests/operands $(PYTEST_SPREAD) $(PYTEST_FLAGS)
 
 # the frameworks have an environment of their own: the core tests must pass without torch and transformers
 test-frameworks: $(VENV_FRAMEWORKS)/.test
