@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from hipgroupgemm.backends import backend_names, check_settings, get_backend
+from hipgroupgemm.backends.base import Multiprocessors
 from hipgroupgemm.backends.reference import compute_call
 from hipgroupgemm.caches import CallCache, PlanCache
-from hipgroupgemm.config import GroupedGemmConfig
+from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.dispatch import PreparedCall, run, take_output
 from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.dtypes import compute_type_of, dtype_of
@@ -26,7 +27,8 @@ from hipgroupgemm.problem.parse import Call, parse
 __all__ = ["clear_plan_cache", "config_for_ragged_dot", "ragged_dot", "ragged_dot_general", "ragged_dot_reference"]
 
 _PLANS = 128
-_SETTINGS = ("precision", "preferred_element_type", "deterministic", "backend", "use_store")
+_SETTINGS = ("precision", "preferred_element_type", "deterministic", "batch_invariant", "max_multiprocessors", "backend", "use_store")
+_PLAN_SETTINGS = ("backend", "deterministic", "batch_invariant", "max_multiprocessors", "use_store")
 _basic_settings: Callable[[Any], tuple[Any, ...]] = operator.itemgetter(*_SETTINGS)
 _general_settings: Callable[[Any], tuple[Any, ...]] = operator.itemgetter(*_SETTINGS, "ragged_dot_dimension_numbers", "group_count")
 
@@ -48,6 +50,8 @@ def ragged_dot(
     tail: str = "zero",
     check: str = "none",
     deterministic: bool = False,
+    batch_invariant: bool = False,
+    max_multiprocessors: int | None = None,
     backend: str | None = None,
     use_store: bool = True,
     stream: Any = None,
@@ -72,6 +76,9 @@ def ragged_dot(
         tail: what becomes of rows that no group covers: "zero" gives them beta * c, "undefined" leaves them as they were.
         check: "sync" waits for the device and raises for wrong sizes there; "none" clamps them, see `GroupedMatmulPlan.check`.
         deterministic: only algorithms that give equal bits for equal inputs.
+        batch_invariant: only algorithms with which a row of out has the same bits whatever m, its place and the other rows are, and the
+            same one for every m; see `GroupedMatmulPlan`.
+        max_multiprocessors: the most CUs or SMs to occupy at a time; None for all. Without effect on a CPU.
         backend: a backend's name, which then runs it or refuses; None lets stored tuning results, then the order of backends, decide.
         use_store: whether stored tuning results decide about backend and algorithm. They are looked at when the plan of such calls is
             made, and again once this process stores something; what other processes store later is not seen by plans that are kept
@@ -94,6 +101,8 @@ def ragged_dot(
         NotImplementedError: operands that are not floating, or no backend that can run this; the text carries every reason.
         RuntimeError: the device failed, or the call cannot be captured in a graph.
     """
+    if max_multiprocessors is not None:
+        max_multiprocessors = Multiprocessors.of(max_multiprocessors)
     return run(locals(), _calls, _basic_settings, _prepare_basic, _uncollapsed)
 
 
@@ -115,6 +124,8 @@ def ragged_dot_general(
     tail: str = "zero",
     check: str = "none",
     deterministic: bool = False,
+    batch_invariant: bool = False,
+    max_multiprocessors: int | None = None,
     backend: str | None = None,
     use_store: bool = True,
     stream: Any = None,
@@ -139,7 +150,8 @@ def ragged_dot_general(
         group_count: contracted only, with a group_offset: how many slabs out has (default: out's, else all groups).
         precision, preferred_element_type, group_offset, out, c, bias, alpha, beta, tail, check: as in `ragged_dot`. Empty
             groups of a contracted ragged dimension have slabs of beta * c. A bias goes with the first row of the table only.
-        deterministic, backend, use_store, stream, workspace: as in `ragged_dot`.
+        deterministic, batch_invariant, max_multiprocessors, backend, use_store, stream, workspace: as in `ragged_dot`; batch_invariant
+            where lhs's ragged dimension is neither contracted nor a batch axis.
 
     Returns:
         out, in the framework of lhs.
@@ -161,6 +173,8 @@ def ragged_dot_general(
         raise TypeError("ragged_dot_dimension_numbers: missing; wanted RaggedDotDimensionNumbers")
     if group_count is not None:
         group_count = GroupCount.of(group_count)
+    if max_multiprocessors is not None:
+        max_multiprocessors = Multiprocessors.of(max_multiprocessors)
     return run(locals(), _calls, _general_settings, _prepare, _uncollapsed)
 
 
@@ -272,8 +286,8 @@ def _prepare_basic(call: Call, arguments: dict[str, Any]) -> PreparedCall:
 
 
 def _plan_settings(arguments: dict[str, Any]) -> dict[str, Any]:
-    settings = {name: arguments[name] for name in ("backend", "deterministic", "use_store")}
-    check_settings(**settings)
+    settings = {name: arguments[name] for name in _PLAN_SETTINGS}
+    check_settings(**{name: value for name, value in settings.items() if name != "max_multiprocessors"})
     return settings
 
 
@@ -295,14 +309,18 @@ def _prepare(call: Call, arguments: dict[str, Any]) -> PreparedCall:
 def _uncollapsed(call: Call, arguments: dict[str, Any], problem: Problem) -> None:
     """Runs operands that have no config: on the CPU, or not at all."""
     reason = f"the operands do not collapse to a GroupedGemmConfig ({problem.reason})"
-    backend = _plan_settings(arguments)["backend"]
+    settings = _plan_settings(arguments)
+    backend, invariant = settings["backend"], settings["batch_invariant"]
     if call.device.kind != "cpu":
         names = ", ".join(backend_names())
         raise NotImplementedError(f"no backend of {names} runs this ragged dot on {call.device}: {reason}; make a contiguous copy")
     if backend not in (None, "reference"):
         get_backend(backend)
         raise NotImplementedError(f"backend {backend!r} refuses: {reason}; make a contiguous copy, or let the reference backend run it")
-    compute_call(call, problem.axes, np.dtype(compute_type_of(call.lhs.dtype, call.views["rhs"].dtype, problem.out_dtype)))
+    if invariant and problem.axes.mode is not RaggedDotMode.NON_CONTRACTING:
+        raise NotImplementedError(f"batch_invariant=True: is said of rows of out that are ragged, this is {problem.axes.mode.name}")
+    kind = compute_type_of(call.lhs.dtype, call.views["rhs"].dtype, problem.out_dtype)
+    compute_call(call, problem.axes, np.dtype(kind), batch_invariant=invariant)
 
 
 _plans: PlanCache[GroupedMatmulPlan] = PlanCache(_PLANS)

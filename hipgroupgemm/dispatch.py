@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 import sys
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hipgroupgemm.backends import selection
-from hipgroupgemm.backends.base import Arguments
+from hipgroupgemm.backends.base import Arguments, Multiprocessors
 from hipgroupgemm.caches import CallCache, Plan
 from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.device_array import order_streams
@@ -32,8 +33,12 @@ from hipgroupgemm.runtime import get_runtime
 __all__ = ["PreparedCall", "run", "take_output"]
 
 _MOST_READERS = 256
+CHECK_VARIABLE = "HIPGROUPGEMM_CHECK"
+_SYNC = str(b"sync", "ascii")  # an object of its own: the environment's word, not the caller's
 # no int and no float: 1 and 1.0 would be found under True, which is no int anywhere
-_PLAIN = set((str, bool, type, type(None), GroupCount, RaggedDotDimensionNumbers, *(type(dtype) for dtype in DTYPES.values())))
+_PLAIN = set(
+    (str, bool, type, type(None), GroupCount, Multiprocessors, RaggedDotDimensionNumbers, *(type(dtype) for dtype in DTYPES.values()))
+)
 _SCALARS = (float, int, type(None))
 
 
@@ -124,10 +129,13 @@ class PreparedCall:
         arguments = self._arguments(pointers, lists, call)
         if arguments is None or self.plan is None:
             return True
-        _order_streams(call, before=True)
+        others = _other_streams(call)
+        for other in others:
+            order_streams(call.device, other, call.stream)
         if not self.plan.launch(arguments):
             return False
-        _order_streams(call, before=False)
+        for other in others:
+            order_streams(call.device, call.stream, other)
         _keep_alive(call)
         return True
 
@@ -155,6 +163,26 @@ class PreparedCall:
 _CLOSED = object()
 
 
+_Run = Callable[..., Any]
+
+
+def _as_the_environment_says(run: _Run) -> _Run:
+    """`run`, with check="sync" in every call where HIPGROUPGEMM_CHECK is that; every call raises ValueError for a word that is none."""
+    said = os.environ.get(CHECK_VARIABLE, "").strip()
+    if said in ("", "none"):
+        return run
+
+    def checking(arguments: dict[str, Any], *others: Any) -> Any:
+        if said != "sync":
+            raise ValueError(f'{CHECK_VARIABLE}={said}: must be "sync" or "none"; it is read when hipgroupgemm is imported')
+        if arguments["check"] == "none":
+            arguments = {**arguments, "check": _SYNC}
+        return run(arguments, *others)
+
+    return checking
+
+
+@_as_the_environment_says
 def run(
     arguments: dict[str, Any],
     cache: CallCache,
@@ -220,25 +248,26 @@ def _check_capture(call: Call) -> None:
         return
     if not _capturing(call):
         return
+    if call.check is _SYNC:
+        call.check = "none"
     if call.check == "sync":
         raise RuntimeError('check="sync": a stream under graph capture cannot be waited for; capture with "none", then plan.check()')
-    raise RuntimeError(
-        f"{call.sizes_name}: lies on the host while the stream is under graph capture; its values would be frozen into the "
-        "graph, so pass it on the device"
-    )
+    if on_host:
+        raise RuntimeError(
+            f"{call.sizes_name}: lies on the host while the stream is under graph capture; its values would be frozen into the "
+            "graph, so pass it on the device"
+        )
 
 
-def _order_streams(call: Call, *, before: bool) -> None:
-    """Before: this stream waits for the operands' producers. After: out's producer waits for this stream."""
+def _other_streams(call: Call) -> set[int]:
+    """The operands' streams that wait for this one and it for them: a producer may still write, and then write on what is being read."""
     if call.device.kind == "cpu":
-        return
-    roles = call.views if before else ("out",)
-    others = {arrays.producer_stream(view) for role in roles for _, view in call.views[role].parts(role)} - {None, call.stream}
+        return set()
+    parts = [part for view in call.views.values() for _, part in view.parts("")]
+    others = {stream for stream in map(arrays.producer_stream, parts) if stream not in (None, call.stream)}
     if not others or _capturing(call):  # a graph cannot wait for streams that it does not have: its owner orders it
-        return
-    for stream in others:
-        first, second = (stream, call.stream) if before else (call.stream, stream)
-        order_streams(call.device, int(first or 0), int(second or 0))
+        return set()
+    return others
 
 
 def _keep_alive(call: Call) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hipgroupgemm import hooks
 from hipgroupgemm.backends import check_settings, get_backend, passed_over, select_backend
 from hipgroupgemm.backends.base import Arguments, Backend, Executable, MatmulAlgorithm, as_limits
+from hipgroupgemm.backends.choice import best_guess, find_pinned, list_algorithms, settings_on
 from hipgroupgemm.backends.ranges import with_ranges
 from hipgroupgemm.caches import CallCache, ticks
 from hipgroupgemm.config import GroupedGemmConfig
@@ -40,12 +42,16 @@ class GroupedMatmulPlan:
             found best and stored, else the first that can.
         device: a Device or "cpu", "cuda:0", "rocm:1"; None is the current GPU where there is one, else the CPU.
         deterministic: only algorithms that give equal bits for equal inputs.
+        batch_invariant: only algorithms with which a row of out has the same bits whatever m, its place and the other rows are
+            (NON_CONTRACTING), and the same one for every m: the stored winner of `autotune(batch_invariant=True)`, else a guess.
+        max_multiprocessors: the most CUs or SMs that a call occupies at a time, so that others, such as communication, run beside it; None
+            for all, and so is a number that the device does not have. Without effect on a CPU.
         use_store: whether to begin with the algorithm that tuning has found best and stored (of `backend`, where it is named); the store
             is looked at here and not again. HIPGROUPGEMM_TUNING_STORE=off turns that off for all plans.
 
     Raises:
         TypeError: an argument of a wrong type.
-        ValueError: no backend or device of that name.
+        ValueError: no backend or device of that name, or max_multiprocessors below 1.
         NotImplementedError: no backend, or not the named one, runs this config there; the text carries every reason.
 
     Example:
@@ -64,14 +70,17 @@ class GroupedMatmulPlan:
         device: Device | str | None = None,
         *,
         deterministic: bool = False,
+        batch_invariant: bool = False,
+        max_multiprocessors: int | None = None,
         use_store: bool = True,
     ) -> None:
         if not isinstance(config, GroupedGemmConfig):
             raise TypeError(f"config: got {type(config).__name__}, wanted a GroupedGemmConfig")
-        check_settings(backend, deterministic=deterministic, use_store=use_store)
+        check_settings(backend, deterministic=deterministic, batch_invariant=batch_invariant, use_store=use_store)
         self.config = config
         self.key = config.key()
         self.device = _default_device() if device is None else Device.of(device)
+        self.settings, self._remark = settings_on(self.device, deterministic, batch_invariant, max_multiprocessors)
         self.last_use = 0
         self._named, self._use_store = backend, use_store
         self._lock = new_rlock()
@@ -79,13 +88,14 @@ class GroupedMatmulPlan:
         self._retired: list[Executable] = []  # dropped, but held by graphs
         self._calls = CallCache()
         self._closed = self._retiring = self._launching = False
-        self._algorithm, self._origin = self._look_up(deterministic)
+        self._algorithm, self._origin = self._look_up()
         stored = self._algorithm
-        self._backend: Backend = select_backend(config, self.device, backend, None if stored is None else lambda *_: stored.backend)
+        winner = None if stored is None else lambda *_: stored.backend
+        self._backend: Backend = select_backend(config, self.device, backend, winner, self.settings)
         if stored is not None and stored.backend != self._backend.name:
             self._algorithm = None
-        if deterministic:
-            self.use_deterministic()
+        if deterministic or batch_invariant:
+            self._algorithm = self.algorithm  # refused here, where there is none
 
     # ---- algorithms --------------------------------------------------------------------------------------------------------
 
@@ -109,7 +119,7 @@ class GroupedMatmulPlan:
         limits = as_limits(max_algorithm_count, max_workspace_size)
         with self._lock:
             self._require_open()
-            return self._backend.algorithms(self.key, self.device, limits)
+            return list_algorithms(self._backend, self.key, self.device, self.settings, limits)
 
     def set_algorithm(self, algorithm: MatmulAlgorithm | str, index: int | None = None) -> None:
         """Pins the algorithm that `execute` runs.
@@ -134,15 +144,8 @@ class GroupedMatmulPlan:
             raise ValueError(f"algorithm: {name!r} belongs to backend {backend!r}, this plan runs on {self.backend!r}")
         with self._lock:
             self._require_open()
-            found = self._backend.find_algorithm(self.key, self.device, name, number)
-            if found is not None:
-                self._take(found, "pinned by set_algorithm")
-                return
-            known = self._backend.algorithms(self.key, self.device, as_limits(None, None))
-        same = [str(c.index) for c in known if c.name == name]
-        some = ", ".join(f"{c.name!r} {c.index}" for c in known[:3])
-        hint = f"that name has index {', '.join(same)} here" if same else f"it has {some}{', ...' if len(known) > 3 else ''}"
-        raise ValueError(f"algorithm: {self.backend} has no {name!r} with index {number} for this config ({hint}); see get_algorithms()")
+            found = find_pinned(self._backend, self.key, self.device, self.settings, name, number)
+            self._take(found, "pinned by set_algorithm")
 
     @property
     def algorithm(self) -> MatmulAlgorithm:
@@ -150,17 +153,14 @@ class GroupedMatmulPlan:
         with self._lock:
             self._require_open()
             if self._algorithm is None:
-                guesses = self._backend.algorithms(self.key, self.device, as_limits(1, None))
-                if not guesses:
-                    raise NotImplementedError(f"{self.backend} has no algorithm for this config on {self.device}")
-                self._algorithm = guesses[0]
+                self._algorithm = best_guess(self._backend, self.key, self.device, self.settings)
             return self._algorithm
 
-    def _look_up(self, deterministic: bool) -> tuple[MatmulAlgorithm | None, str]:
+    def _look_up(self) -> tuple[MatmulAlgorithm | None, str]:
         """The algorithm that the tuning store has for this plan, or None; and what `explain` says of it."""
         if not self._use_store:
             return None, "tuning store not used: use_store=False"
-        stored, text = hooks.resolve("stored_lookup")(self.key, self.device, self._named, deterministic)
+        stored, text = hooks.resolve("stored_lookup")(self.key, self.device, self._named, self.settings)
         if stored is None:
             return None, f"tuning store not used: {text}" if text else ""
         return stored, f"from the tuning store: {text}"
@@ -173,12 +173,9 @@ class GroupedMatmulPlan:
         with self._lock:
             if self.algorithm.deterministic:
                 return
-            stored, origin = self._look_up(True)
-            if stored is None:
-                stored = next((found for found in self.get_algorithms() if found.deterministic), None)
-            if stored is None:
-                raise NotImplementedError(f"{self.backend} has no deterministic algorithm for this config on {self.device}")
-            self._take(stored, origin)
+            self.settings = dataclasses.replace(self.settings, deterministic=True)
+            stored, origin = self._look_up()
+            self._take(best_guess(self._backend, self.key, self.device, self.settings) if stored is None else stored, origin)
 
     def autotune(
         self,
@@ -189,6 +186,7 @@ class GroupedMatmulPlan:
         max_algorithms: int | None = None,
         max_workspace_size: int | None = None,
         deterministic: bool = False,
+        batch_invariant: bool = False,
         warmup: int = 2,
         repetitions: int | None = None,
         time_limit: float | None = None,
@@ -210,7 +208,8 @@ class GroupedMatmulPlan:
             algorithms: "all", "heuristic" (each backend's best guesses, `max_algorithms` or 8 of them), or names.
             max_algorithms: at most so many per backend, the best guesses; None for all.
             max_workspace_size: only those that need at most so many bytes of workspace; None for any.
-            deterministic: only those that claim equal bits for equal inputs.
+            deterministic: only those that claim equal bits for equal inputs. batch_invariant: only those that are; the winner is stored
+                for every m at once, for plans and calls with batch_invariant=True. Both are true where the plan has them.
             warmup: untimed calls ahead of a candidate's first timed one.
             repetitions: timed calls per candidate and sample; None for 5 to 20, as many as take about a second.
             time_limit: seconds for all of it, about; None for no limit. What there was no time for is "untimed" in the report.
@@ -231,8 +230,11 @@ class GroupedMatmulPlan:
             NotImplementedError: no backend, or not each of the named ones, can run this.
         """
         settings = locals()
-        check_settings(store=store)
+        check_settings(deterministic=deterministic, batch_invariant=batch_invariant, store=store)
         plan, sizes = settings.pop("self"), settings.pop("group_sizes")
+        settings["deterministic"] |= self.settings.deterministic
+        settings["batch_invariant"] |= self.settings.batch_invariant
+        settings["max_multiprocessors"] = self.settings.max_multiprocessors
         with self._lock:
             self._require_open()
         if backends is None:
@@ -247,7 +249,8 @@ class GroupedMatmulPlan:
             if algorithm != self._algorithm:
                 self._drop_executables()
                 self._calls.clear()
-            self._backend, self._algorithm, self._origin = get_backend(algorithm.backend), algorithm, origin
+            self._backend = get_backend(algorithm.backend, self.settings.max_multiprocessors)
+            self._algorithm, self._origin = algorithm, origin
 
     @property
     def workspace_size(self) -> int:
@@ -342,9 +345,7 @@ class GroupedMatmulPlan:
                 if self._closed:
                     return False
                 if pointers is not None:
-                    arguments.pointers = pointers
-                    if lists:
-                        arguments.lists = lists
+                    arguments.pointers, arguments.lists = pointers, lists or {}
                 outer, self._launching = self._launching, True
                 try:
                     self._launch(arguments)
@@ -386,14 +387,17 @@ class GroupedMatmulPlan:
         """What this plan runs and why, for a person: backend, algorithm, the operands' layouts, and what keeps other backends from it."""
         with self._lock:
             self._require_open()
-            algorithm, c = self.algorithm, self.config
+            algorithm, c, asked = self.algorithm, self.config, str(self.settings)
             lines = [
                 f"{c.ragged_mode.name}: m={c.m} n={c.n} k={c.k} groups={c.group_count} batch={c.batch_count}, "
                 f"{c.type_a} x {c.type_b} -> {c.type_d}; "
                 f"alpha={c.alpha:g}, {f'beta={c.beta:g} with c' if c.beta else 'no c (beta=0)'}, {'a' if c.epilogue.bias else 'no'} bias",
                 f"device {self.device}, backend {self.backend}, algorithm {algorithm.index} {algorithm.name}, "
-                f"workspace {algorithm.workspace_size} bytes, {'' if algorithm.deterministic else 'not '}deterministic",
+                f"workspace {algorithm.workspace_size} bytes, {'' if algorithm.deterministic else 'not '}deterministic"
+                f"{', batch-invariant' if algorithm.batch_invariant else ''}",
                 self._origin,
+                f"asked for: {asked}" if asked else "",
+                self._remark,
                 f"serves ragged extents up to {c.capacity}",
                 f"strides in elements: lhs (batch, m, k) {c.lhs_strides}, rhs (group, batch, k, n) {c.rhs_strides}, "
                 f"out (group, batch, m, n) {c.output_strides}{f', c {c.c_strides}' if c.beta else ''}"
@@ -401,7 +405,7 @@ class GroupedMatmulPlan:
                 f"aligned to {c.lhs_alignment}, {c.rhs_alignment} and {c.output_alignment} bytes",
                 self._executable(normalize_stream(self.device.kind, None)).explain(),
             ]
-            lines += [f"passed over: {reason}" for reason in passed_over(self.key, self.device, self.backend)]
+            lines += [f"passed over: {reason}" for reason in passed_over(self.key, self.device, self.backend, self.settings)]
             return "\n".join(line for line in lines if line)
 
     # ---- life --------------------------------------------------------------------------------------------------------------

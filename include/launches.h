@@ -30,12 +30,16 @@ typedef struct hgg_move {
     uint32_t is_tensor_map;
 } hgg_move;
 
+/* Plain; CUDA's programmatic launch, which may start before the launch in front of it has ended; or a library's own function
+ * (uint64_t, uint64_t, uint64_t stream) -> status, with two parameters and no grid. */
+enum { HGG_PLAIN = 0, HGG_PROGRAMMATIC = 1, HGG_LIBRARY_CALL = 2 };
+
 typedef struct hgg_launch {
     void *function;
     void **parameters;
     uint32_t grid[3], block[3];
     uint32_t shared_bytes;
-    uint32_t programmatic; /* CUDA: it may start before the launch in front of it has ended */
+    uint32_t kind;
 } hgg_launch;
 
 typedef struct hgg_launches {
@@ -68,6 +72,11 @@ typedef struct hgg_cuda_config {
 static inline int64_t hgg_failed(int status, int call, uint32_t number) { return ((int64_t)status * 32 + number) * 8 + call; }
 
 static inline int hgg_launch_one(const hgg_driver *driver, void *stream, const hgg_launch *one) {
+    if (one->kind == HGG_LIBRARY_CALL) {
+        typedef int (*library_function)(uint64_t, uint64_t, uint64_t);
+        const uint64_t first = *(const uint64_t *)one->parameters[0], second = *(const uint64_t *)one->parameters[1];
+        return ((library_function)one->function)(first, second, (uint64_t)(uintptr_t)stream);
+    }
     if (driver->is_hip) {
         typedef int (*launch_function)(void *, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, void *, void **, void **);
         return ((launch_function)driver->launch)(one->function, one->grid[0], one->grid[1], one->grid[2], one->block[0], one->block[1],
@@ -81,7 +90,7 @@ static inline int hgg_launch_one(const hgg_driver *driver, void *stream, const h
     memcpy(config.block, one->block, sizeof config.block);
     config.shared_bytes = one->shared_bytes;
     config.stream = stream;
-    if (one->programmatic) {
+    if (one->kind == HGG_PROGRAMMATIC) {
         memset(&attribute, 0, sizeof attribute);
         attribute.id = HGG_CU_PROGRAMMATIC_STREAM_SERIALIZATION;
         attribute.value.allowed = 1;

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable
 
-from hipgroupgemm.backends.base import Backend
+from hipgroupgemm.backends.base import NO_SETTINGS, Backend, PlanSettings
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.runtime.forks import new_rlock
 
 __all__ = [
-    "StoredWinner", "backend_kinds", "backend_names", "check_settings", "get_backend", "register_backend", "select_backend", "selection",
-    "selection_changed", "unregister_backend",
+    "StoredWinner", "backend_kinds", "backend_names", "check_settings", "get_backend", "refusal_of", "register_backend", "select_backend",
+    "selection", "selection_changed", "unregister_backend",
 ]  # fmt: skip
 
 StoredWinner = Callable[[GroupedGemmConfig, Device], "str | None"]
@@ -102,8 +102,11 @@ def check_settings(backend: object = None, **flags: object) -> None:
             raise TypeError(f"{name}={value!r}: must be True or False")
 
 
-def get_backend(name: str) -> Backend:
-    """The backend of that name, loaded on first use. Raises ValueError for a name that no backend has, TypeError for what is no name."""
+def get_backend(name: str, max_multiprocessors: int | None = None) -> Backend:
+    """The backend of that name, loaded on first use, kept to so many CUs or SMs where that is given.
+
+    Raises ValueError for a name that no backend has, TypeError for what is no name.
+    """
     if not isinstance(name, str):
         raise TypeError(f"backend: got {type(name).__name__}, wanted a backend's name")
     with _lock:
@@ -112,11 +115,23 @@ def get_backend(name: str) -> Backend:
         if name not in _loaded:
             module, _, cls = _BUILTIN[name][0].partition(":")
             _loaded[name] = getattr(importlib.import_module(module), cls)()
-        return _loaded[name]
+        found = _loaded[name]
+    return found if max_multiprocessors is None else found.limited(max_multiprocessors)
 
 
-def select_backend(config: GroupedGemmConfig, device: Device, name: str | None = None, stored: StoredWinner | None = None) -> Backend:
-    """The backend that runs `config` on `device`.
+def refusal_of(backend: Backend, config: GroupedGemmConfig, device: Device, settings: PlanSettings = NO_SETTINGS) -> str | None:
+    """Why a backend cannot run a config on a device with these settings, or None."""
+    return backend.can_handle(config, device) or backend.lacks(config, settings)
+
+
+def select_backend(
+    config: GroupedGemmConfig,
+    device: Device,
+    name: str | None = None,
+    stored: StoredWinner | None = None,
+    settings: PlanSettings = NO_SETTINGS,
+) -> Backend:
+    """The backend that runs `config` on `device` with these settings.
 
     A named one runs it or refuses. Otherwise the stored winner is taken, if it is there and can; else the first that can.
 
@@ -124,28 +139,30 @@ def select_backend(config: GroupedGemmConfig, device: Device, name: str | None =
         ValueError: no backend has that name.
         NotImplementedError: refused; the text carries every reason.
     """
-    if name is not None:
-        backend = get_backend(name)
-        reason = backend.can_handle(config, device)
-        if reason is not None:
+    winner = name or (stored(config.key(), device) if stored is not None else None)
+    found: Backend | None = None
+    if name is not None or winner in _kinds:
+        found = get_backend(str(winner))
+        reason = refusal_of(found, config, device, settings)
+        if reason is not None and name is not None:
             raise NotImplementedError(f"backend {name!r} refuses: {reason}")
-        return backend
-    winner = stored(config.key(), device) if stored is not None else None
-    if winner in _kinds and get_backend(str(winner)).can_handle(config, device) is None:
-        return get_backend(str(winner))
-    found, refusals = _first_that_can(config, device)
+        found = found if reason is None else None
     if found is None:
-        raise NotImplementedError(f"no backend runs this grouped GEMM on {device}: " + "; ".join(refusals))
-    return found
+        found, refusals = _first_that_can(config, device, settings)
+        if found is None:
+            raise NotImplementedError(f"no backend runs this grouped GEMM on {device}: " + "; ".join(refusals))
+    return found if settings.max_multiprocessors is None else found.limited(settings.max_multiprocessors)
 
 
-def passed_over(config: GroupedGemmConfig, device: Device, name: str) -> list[str]:
+def passed_over(config: GroupedGemmConfig, device: Device, name: str, settings: PlanSettings = NO_SETTINGS) -> list[str]:
     """Why the backends that are asked ahead of `name` for this kind of device do not run `config`: "<backend>: <reason>" each."""
-    found, refusals = _first_that_can(config, device, only_kind=True)
+    found, refusals = _first_that_can(config, device, settings, only_kind=True)
     return refusals if found is not None and found.name == name else []
 
 
-def _first_that_can(config: GroupedGemmConfig, device: Device, *, only_kind: bool = False) -> tuple[Backend | None, list[str]]:
+def _first_that_can(
+    config: GroupedGemmConfig, device: Device, settings: PlanSettings, *, only_kind: bool = False
+) -> tuple[Backend | None, list[str]]:
     """The first backend that can run a config, and the refusals of those asked before it."""
     refusals: list[str] = []
     for candidate, kinds in _kinds.items():
@@ -154,7 +171,7 @@ def _first_that_can(config: GroupedGemmConfig, device: Device, *, only_kind: boo
                 backend = get_backend(candidate)
             except ValueError:  # another thread has just unregistered it
                 continue
-            reason = backend.can_handle(config, device)
+            reason = refusal_of(backend, config, device, settings)
             if reason is None:
                 return backend, refusals
             refusals.append(f"{candidate}: {reason}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.views import ArrayView, Device
@@ -14,10 +14,13 @@ from hipgroupgemm.problem.groups import GroupBounds, GroupFault
 from hipgroupgemm.version import __version__
 
 if TYPE_CHECKING:
-    from hipgroupgemm.runtime.objects import PreparedLaunch
+    from hipgroupgemm.runtime.objects import LibraryCall, PreparedLaunch
     from hipgroupgemm.runtime.replay import Move
 
-__all__ = ["AlgorithmLimits", "Arguments", "Backend", "Device", "Executable", "MatmulAlgorithm", "Recipe", "versions_of"]
+__all__ = [
+    "NO_SETTINGS", "AlgorithmLimits", "Arguments", "Backend", "Device", "Executable", "MatmulAlgorithm", "Multiprocessors", "PlanSettings",
+    "Recipe", "versions_of",
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +34,8 @@ class MatmulAlgorithm:
         name: the backend's name for the kernel or the setting.
         workspace_size: bytes of device memory that it needs beside the operands.
         deterministic: whether two runs on equal inputs give equal bits.
+        batch_invariant: whether the bits of a row of out depend on that row of lhs and its group's weights alone: not on m, on the row's
+            place, or on other rows and groups. False in modes other than NON_CONTRACTING, and where it is not known.
         time: median device time in milliseconds, once it was timed.
         verdict: "ok" or what was wrong, once it was checked.
     """
@@ -40,6 +45,7 @@ class MatmulAlgorithm:
     name: str
     workspace_size: int
     deterministic: bool
+    batch_invariant: bool = False
     time: float | None = dataclasses.field(default=None, compare=False)
     verdict: str | None = dataclasses.field(default=None, compare=False)
 
@@ -49,12 +55,56 @@ class MatmulAlgorithm:
         return self.backend, self.index, self.name
 
 
+class Multiprocessors(int):
+    """A max_multiprocessors that was looked at. Its type tells call caches apart what equals it, such as True."""
+
+    @classmethod
+    def of(cls, value: Any) -> Multiprocessors | None:
+        """`value`, which may be None; raises TypeError for what is no int, ValueError below 1."""
+        if value is None:
+            return None
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"max_multiprocessors={value!r}: must be an int or None")
+        if value.__index__() < 1:
+            raise ValueError(f"max_multiprocessors={value}: wanted at least 1, or None for all")
+        return cls(value.__index__())
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanSettings:
+    """What a plan asks for beside its config: part of the keys of the plan cache and of the tuning store.
+
+    Attributes:
+        deterministic, batch_invariant: only algorithms that claim this, see `MatmulAlgorithm`.
+        max_multiprocessors: the most CUs or SMs that a call may occupy at a time; None for all.
+    """
+
+    deterministic: bool = False
+    batch_invariant: bool = False
+    max_multiprocessors: int | None = None
+
+    def admit(self, algorithm: MatmulAlgorithm) -> bool:
+        """Whether an algorithm claims what is asked for."""
+        return algorithm.deterministic >= self.deterministic and algorithm.batch_invariant >= self.batch_invariant
+
+    def __str__(self) -> str:
+        """What is asked for, in words; "" where nothing is."""
+        most = self.max_multiprocessors
+        words = ("deterministic" * self.deterministic, "batch-invariant" * self.batch_invariant, f"max_multiprocessors={most}" * bool(most))
+        return ", ".join(filter(None, words))
+
+
+NO_SETTINGS = PlanSettings()
+
+
 @dataclasses.dataclass(frozen=True)
 class AlgorithmLimits:
-    """How many algorithms are wanted at the most, and how many bytes of workspace one may need."""
+    """How many algorithms are wanted at the most, how many bytes of workspace one may need, and whether only batch-invariant ones are asked
+    for: a backend may have some that nobody else wants."""
 
     max_algorithm_count: int = sys.maxsize
     max_workspace_size: int = sys.maxsize
+    batch_invariant: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -103,11 +153,13 @@ class Recipe(NamedTuple):
     Attributes:
         launches: in order. moves: where addresses go, and of which operand.
         scratch_size: bytes that the call needs beside the operands; what they hold before does not matter.
+        ordered: it has memory of its own as well, so each call has to come behind the one before in one stream, and no graph may hold it.
     """
 
-    launches: tuple[PreparedLaunch, ...]
+    launches: tuple[PreparedLaunch | LibraryCall, ...]
     moves: tuple[Move, ...]
     scratch_size: int
+    ordered: bool = False
 
 
 class Executable(abc.ABC):
@@ -159,6 +211,7 @@ class Backend(abc.ABC):
         types: the names of the element types that operands may have. output_types: those of out; None for the same.
         features: as `GroupedGemmConfig.features` names them. layouts: as `GroupedGemmConfig.layouts` does.
         modes: the ragged dot's.
+        settings: the names of `PlanSettings` beside deterministic that it has. lacking: why it does not have others.
     """
 
     name: str
@@ -167,6 +220,8 @@ class Backend(abc.ABC):
     features: frozenset[str] = frozenset()
     layouts: frozenset[str] = frozenset()
     modes: frozenset[RaggedDotMode] = frozenset(RaggedDotMode)
+    settings: frozenset[str] = frozenset()
+    lacking: ClassVar[Mapping[str, str]] = {}
 
     def can_handle(self, config: GroupedGemmConfig, device: Device) -> str | None:
         """None when it can run the config on the device, else the reason why not, to be read after "<name>: "."""
@@ -193,6 +248,19 @@ class Backend(abc.ABC):
         del config, device
         return None
 
+    def lacks(self, config: GroupedGemmConfig, settings: PlanSettings) -> str | None:
+        """None when it has a plan's settings, else the reason why not."""
+        for name in ("batch_invariant", "max_multiprocessors"):
+            if getattr(settings, name) and name not in self.settings:
+                return f"it does not have {name}" + (f": {self.lacking[name]}" if name in self.lacking else "")
+        if settings.batch_invariant and config.ragged_mode is not RaggedDotMode.NON_CONTRACTING:
+            return f"batch_invariant is said of rows of out that are ragged (NON_CONTRACTING), this is {config.ragged_mode.name}"
+        return None
+
+    def limited(self, max_multiprocessors: int) -> Backend:
+        """This backend, with algorithms that occupy so many CUs or SMs at the most; only where `settings` has max_multiprocessors."""
+        raise NotImplementedError(f"{self.name} does not have max_multiprocessors={max_multiprocessors}")
+
     @abc.abstractmethod
     def algorithms(self, config: GroupedGemmConfig, device: Device, limits: AlgorithmLimits) -> list[MatmulAlgorithm]:
         """The algorithms that can run the config within the limits, the best guess first."""
@@ -208,7 +276,7 @@ class Backend(abc.ABC):
 
     def find_algorithm(self, config: GroupedGemmConfig, device: Device, name: str, index: int) -> MatmulAlgorithm | None:
         """The algorithm that has this name and this index together, or None: another process may have numbered the kernels differently."""
-        found = self.algorithms(config, device, AlgorithmLimits())
+        found = (one for only in (False, True) for one in self.algorithms(config, device, AlgorithmLimits(batch_invariant=only)))
         return next((algorithm for algorithm in found if algorithm.name == name and algorithm.index == index), None)
 
     def compile_ahead(
@@ -227,7 +295,7 @@ def versions_of(backend: Backend, device: Device) -> dict[str, str]:
 def as_limits(max_algorithm_count: Any, max_workspace_size: Any) -> AlgorithmLimits:
     """Limits from a caller's arguments, None meaning no limit; raises TypeError or ValueError for anything but natural numbers, the count
     at least 1."""
-    values = []
+    values: list[int] = []
     for name, value, least in (("max_algorithm_count", max_algorithm_count, 1), ("max_workspace_size", max_workspace_size, 0)):
         if value is None:
             values.append(sys.maxsize)
@@ -237,4 +305,4 @@ def as_limits(max_algorithm_count: Any, max_workspace_size: Any) -> AlgorithmLim
         if value.__index__() < least:
             raise ValueError(f"{name}={value}: wanted at least {least}")
         values.append(int(value.__index__()))
-    return AlgorithmLimits(*values)
+    return AlgorithmLimits(values[0], values[1])

@@ -9,6 +9,7 @@ from typing import Any
 from hipgroupgemm import native
 from hipgroupgemm.backends.scan_arguments import SIZE
 from hipgroupgemm.runtime.base import Runtime
+from hipgroupgemm.runtime.objects import PreparedLaunch
 from hipgroupgemm.runtime.parameters import Blob, KernelParameters
 
 __all__ = ["THREADS", "DeviceKernels", "kernel_headers", "scan_blocks"]
@@ -54,6 +55,14 @@ class DeviceKernels:
     def zero_uncovered(self, arguments: bytearray, stream: int) -> None:
         """Launches hgg_zero_uncovered."""
         self._launch(self._zero_uncovered, arguments, self._uncovered_grid, stream)
+
+    def prepare(self, parameters: KernelParameters, places: int) -> tuple[PreparedLaunch, PreparedLaunch]:
+        """Launches of hgg_fill and hgg_zero_uncovered with parameters of their own (one Blob of `ScanArguments`)."""
+        grids = (self._fill, scan_blocks(places)), (self._zero_uncovered, self._uncovered_grid)
+        fill, uncovered = (
+            self._runtime.prepare_launch(function, (grid, 1, 1), (THREADS, 1, 1), 0, 0, parameters) for function, grid in grids
+        )
+        return fill, uncovered
 
     def _launch(self, function: Any, arguments: bytearray, grid: int, stream: int) -> None:
         self._parameters[0] = arguments

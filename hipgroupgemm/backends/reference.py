@@ -7,7 +7,7 @@ float32, the result is rounded once. `compute` is the operation itself on NumPy 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -39,21 +39,32 @@ def widen(values: Array, dtype: np.dtype[Any]) -> Array:
     return wide
 
 
+def _multiply_in_order(a: Array, b: Array) -> Array:
+    """a @ b, summed along k from the front, each product and sum rounded: BLAS may choose its order by the number and place of rows."""
+    total = np.zeros((len(a), b.shape[1]), a.dtype)
+    term = np.empty_like(total)
+    for column, row in zip(a.T, b, strict=True):
+        total += np.multiply(column[:, None], row, out=term)
+    return total
+
+
 class _Epilogue:
     """Writes alpha * P + beta * c + bias into slices of out, rounding once."""
 
-    def __init__(self, alpha: float, beta: float, accumulate: np.dtype[Any]) -> None:
+    def __init__(self, alpha: float, beta: float, accumulate: np.dtype[Any], *, in_order: bool) -> None:
         self.alpha, self.beta, self.accumulate = alpha, beta, accumulate
+        self.multiply: Callable[[Array, Array], Array] = _multiply_in_order if in_order else np.matmul
 
     def stores_product_itself(self, a: Array, b: Array, out: Array, bias: Array | None) -> bool:
         """Whether P = a b goes into matrices of out unchanged, so that BLAS may write it there, from operands that need no widening."""
-        return a.dtype == b.dtype == out.dtype == self.accumulate and self.alpha == 1 and self.beta == 0 and bias is None
+        plain = self.multiply is np.matmul and self.alpha == 1 and self.beta == 0 and bias is None
+        return plain and a.dtype == b.dtype == out.dtype == self.accumulate
 
     def store(self, out: Array, pairs: Iterable[tuple[Array, Array]], c: Array | None, bias: Array | None = None) -> None:
         """P is the sum of the products of these pairs of matrices, zero without any; c has out's shape."""
         value: Any = None
         for a, b in pairs if self.alpha != 0 else ():
-            product = np.matmul(widen(a, self.accumulate), widen(b, self.accumulate))
+            product = self.multiply(widen(a, self.accumulate), widen(b, self.accumulate))
             value = product if value is None else value + product
         if value is not None:
             value = value.reshape(out.shape)
@@ -98,6 +109,7 @@ def compute(
     beta: float = 0.0,
     zero_tail: bool = True,
     accumulate: np.dtype[Any],
+    batch_invariant: bool = False,
 ) -> None:
     """The ragged dot on host arrays, written into out.
 
@@ -113,8 +125,9 @@ def compute(
         alpha, beta: real. alpha = 0 drops P, beta = 0 drops c, neither is read then, as in BLAS.
         zero_tail: whether rows that no group covers are written (beta * c).
         accumulate: the dtype that products are accumulated in.
+        batch_invariant: whether each row's sums are made in one order, whatever the others are; only in NON_CONTRACTING.
     """
-    epilogue = _Epilogue(alpha, beta, accumulate)
+    epilogue = _Epilogue(alpha, beta, accumulate, in_order=batch_invariant)
     lead = int(mode is RaggedDotMode.CONTRACTING and not isinstance(out, list))
     one_rhs, one_out = (stack[0] if isinstance(stack, list) else stack for stack in (rhs, out))
     batch_shape, summed_shape = one_out.shape[lead : lead + batch_ndim], lhs.shape[batch_ndim : batch_ndim + summed_ndim]
@@ -196,10 +209,12 @@ def _contracting(a: Array, out: Stack, c: Stack | None, b: Array, starts: Array,
 
 
 ALGORITHM = MatmulAlgorithm(backend="reference", index=0, name="numpy_matmul_a_group", workspace_size=0, deterministic=True)
+IN_ORDER = MatmulAlgorithm("reference", 1, "numpy_sum_along_k", 0, deterministic=True, batch_invariant=True)
+"""Many times slower, and the same bits on every machine."""
 
 
 class ReferenceBackend(Backend):
-    """NumPy on the CPU. It serves every config; its one algorithm is one BLAS product a group."""
+    """NumPy on the CPU. It serves every config with one BLAS product a group; who asks gets batch-invariant sums in NON_CONTRACTING."""
 
     name = "reference"
     types = frozenset(FLOAT_BYTES)
@@ -212,6 +227,13 @@ class ReferenceBackend(Backend):
     layouts = frozenset(
         ("bias_inner_stride", "c_inner_stride", "column_major_output", "lhs_inner_stride", "output_inner_stride", "rhs_inner_stride")
     )
+
+    settings = frozenset(("batch_invariant", "max_multiprocessors"))
+
+    def limited(self, max_multiprocessors: int) -> ReferenceBackend:
+        """Itself: a CPU has no multiprocessors, and code that is tried on one goes on working."""
+        del max_multiprocessors
+        return self
 
     def refusal(self, config: GroupedGemmConfig, device: Device) -> str | None:
         """None for a CPU, else why not."""
@@ -226,9 +248,10 @@ class ReferenceBackend(Backend):
         return {"numpy": np.__version__}
 
     def algorithms(self, config: GroupedGemmConfig, device: Device, limits: AlgorithmLimits) -> list[MatmulAlgorithm]:
-        """The one algorithm there is; it needs no workspace."""
-        del config, device
-        return [ALGORITHM][: limits.max_algorithm_count]
+        """The one algorithm there is, or the one that is batch-invariant; they need no workspace."""
+        del device
+        invariant = limits.batch_invariant and config.ragged_mode is RaggedDotMode.NON_CONTRACTING
+        return [IN_ORDER if invariant else ALGORITHM][: limits.max_algorithm_count]
 
     def prepare(self, config: GroupedGemmConfig, device: Device, algorithm: MatmulAlgorithm, stream: int) -> Executable:
         """Nothing to prepare: a fresh executable."""
@@ -241,12 +264,13 @@ class _ReferenceExecutable(Executable):
         self.config, self.algorithm = config, algorithm
 
     def execute(self, arguments: Arguments) -> None:
-        run_config(arguments.config, arguments)
+        run_config(arguments.config, arguments, batch_invariant=self.algorithm.batch_invariant)
 
     def explain(self) -> str:
         c, exact = self.config, " (more exact than the tf32 asked for)"
         kind = c.compute_type.replace("tf32", "float32")
-        text = f"one NumPy product a group, accumulated in {kind}{exact if c.compute_type == 'tf32' else ''}"
+        what = "sums along k in order, group by group" if self.algorithm.batch_invariant else "one NumPy product a group"
+        text = f"{what}, accumulated in {kind}{exact if c.compute_type == 'tf32' else ''}"
         operands = (("lhs", c.type_a, c.lhs_inner_stride, c.m * c.k), ("rhs", c.type_b, c.rhs_inner_stride, c.k * c.n))
         widened = [name for name, held, _, _ in operands if held != kind]
         if widened:
@@ -257,7 +281,7 @@ class _ReferenceExecutable(Executable):
         return text
 
 
-def run_config(config: GroupedGemmConfig, arguments: Arguments) -> None:
+def run_config(config: GroupedGemmConfig, arguments: Arguments, *, batch_invariant: bool = False) -> None:
     """Runs a config on host pointers: every view is made from the config's extents and strides alone, as on a device."""
     mode, batch, groups = config.ragged_mode, config.batch_count, config.group_count
     lead = (groups,) if mode is RaggedDotMode.CONTRACTING else ()
@@ -298,10 +322,11 @@ def run_config(config: GroupedGemmConfig, arguments: Arguments) -> None:
         beta=config.beta,
         zero_tail=arguments.tail == "zero",
         accumulate=np.dtype(config.compute_type.replace("tf32", "float32")),
+        batch_invariant=batch_invariant,
     )
 
 
-def compute_call(call: Call, axes: RaggedDotAxes, accumulate: np.dtype[Any]) -> None:
+def compute_call(call: Call, axes: RaggedDotAxes, accumulate: np.dtype[Any], *, batch_invariant: bool = False) -> None:
     """The reference on operands of any rank: axes are put in order by views, merged by a copy where need be; out is never copied."""
     batch = [axis.extent for axis in axes.batch]
     lhs, rhs = host_array(call.lhs), call.views["rhs"]
@@ -352,6 +377,7 @@ def compute_call(call: Call, axes: RaggedDotAxes, accumulate: np.dtype[Any]) -> 
         beta=call.beta,
         zero_tail=call.tail == "zero",
         accumulate=accumulate,
+        batch_invariant=batch_invariant,
     )
 
 

@@ -47,6 +47,8 @@ class ScanArguments:
         **{"tiles": 128, "tile_count": 136},
     }
     """Where the scan's addresses lie, by name: offsets in bytes."""
+    OPERAND_CELLS: ClassVar[dict[str, int]] = {**_AT_OPERANDS, "out": _AT_OUT, "c of out": _AT_C}
+    """Where those of the operands lie, by the names that `set_operand` has, and those of `set_uncovered`."""
 
     def __init__(self) -> None:
         self.bytes = bytearray(SIZE)

@@ -55,7 +55,7 @@ def list_algorithms(list_models: bool, as_json: bool, **options: Any) -> None:
     click.get_current_context().exit(0 if all(listing["algorithms"] for listing in listings) else 1)
 
 
-_FIELDS = ("backend", "index", "name", "workspace_size", "deterministic")
+_FIELDS = ("backend", "index", "name", "workspace_size", "deterministic", "batch_invariant")
 
 
 def _listing(config: GroupedGemmConfig, device: Device, backends: Sequence[str], limits: AlgorithmLimits) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from hipgroupgemm.cli.tables import print_table
 from hipgroupgemm.measure.text import STDOUT, console_for, write_text
 from hipgroupgemm.measure.workloads import CLASSES, MoEShape, config_of
 from hipgroupgemm.store.identity import device_of
-from hipgroupgemm.store.records import SEED, USER, StoredResult, config_id
+from hipgroupgemm.store.records import SEED, USER, StoredResult
 from hipgroupgemm.store.store import VARIABLE, Query, TuningStore, why_off
 
 __all__ = ["store"]
@@ -80,7 +80,7 @@ def _wanted(opened: TuningStore, options: dict[str, Any]) -> Callable[[StoredRes
         met = {
             "devices": lambda text: text.lower() in about,
             "backends": lambda text: text == result.backend,
-            "configs": lambda text: config_id(result.config).startswith(text.lower()),
+            "configs": lambda text: result.id.startswith(text.lower()),
             "origins": lambda text: text == result.origin,
         }
         return all(not options[name] or any(map(test, options[name])) for name, test in met.items())
@@ -140,7 +140,7 @@ def _usable(result: StoredResult) -> str:
         device = device_of(result.device)
         if device is None:
             return "?"
-        query = Query(result.config, device, result.backend)
+        query = Query(result.config, device, result.backend, result.settings)
         if query.choose([result]) is not None:
             return "yes"
         here = query.versions(result.backend)
@@ -152,7 +152,7 @@ def _usable(result: StoredResult) -> str:
 def _as_dict(result: StoredResult) -> dict[str, Any]:
     name, shape = _moe_problem(result)
     return {
-        "id": config_id(result.config),
+        "id": result.id,
         "class": name,
         "shape": None if shape is None else list(shape.extents),
         **dataclasses.asdict(result),
@@ -189,7 +189,7 @@ def _problem(result: StoredResult) -> str:
 
 
 _COLUMNS: dict[str, Callable[[StoredResult], str]] = {
-    "id": lambda result: config_id(result.config)[:8],
+    "id": lambda result: result.id[:8],
     "problem": _problem,
     "sizes": lambda result: {SEED: "balanced seed", USER: f"{result.size_class} user's"}.get(
         result.origin, f"{result.size_class} {result.origin}"

@@ -147,6 +147,11 @@ class GroupedGemm(_Object):
         self._call("hgg_initialize", index, workspace, workspace_size, stream, record)
         return bytes(self._library.ffi.buffer(record))
 
+    def prepared_run(self) -> tuple[int, int]:
+        """For code that runs it by itself: the address of hgg_run, and the first argument (`include/hipgroupgemm.h`)."""
+        library = self._library
+        return int(library.ffi.cast("uintptr_t", library.ffi.addressof(library.lib, "hgg_run"))), int(self._id)
+
     def run(self, records: int, stream: int) -> None:
         """Launches on a stream, without waiting.
 

@@ -215,15 +215,21 @@ def _torch_dtype(dtype: Any, name: str) -> np.dtype[Any]:
 
 def torch_transforming() -> bool:
     """Whether torch is tracing, or transforms what runs now: then no tensor may be read by its address."""
-    interpreters, modes, tracing, forward = _torch_states()
-    return interpreters() is not None or modes() != 0 or tracing() is not None or forward._current_level >= 0
+    interpreters, modes, tracing, forward, tangents = _torch_states()
+    return interpreters() is not None or modes() != 0 or tracing() is not None or (forward._current_level >= 0 and tangents())
 
 
 @functools.cache
-def _torch_states() -> tuple[Callable[[], Any], Callable[[], int], Callable[[], Any], Any]:
+def _torch_states() -> tuple[Callable[[], Any], Callable[[], int], Callable[[], Any], Any, Callable[[], bool]]:
     torch: Any = sys.modules["torch"]
     c = torch._C
-    return c._functorch.peek_interpreter_stack, c._len_torch_dispatch_stack, c._get_tracing_state, torch.autograd.forward_ad
+    return (
+        c._functorch.peek_interpreter_stack,
+        c._len_torch_dispatch_stack,
+        c._get_tracing_state,
+        torch.autograd.forward_ad,
+        c._is_fwd_grad_enabled,
+    )
 
 
 def _refuse_transformed(tensor: Any, name: str) -> None:
@@ -364,6 +370,8 @@ def _dlpack_view(obj: Any, name: str, stream: int | None) -> ArrayView:
         capsule = obj.__dlpack__(**arguments)
     view = dlpack.import_capsule(capsule, name)
     view.owner = (obj, capsule)
+    if device.kind != "cpu":
+        view.stream = stream or 0  # which the producer has made wait; whoever uses the view on another one has that wait for this one
     return view
 
 
@@ -407,7 +415,7 @@ def current_torch_stream(index: int) -> int:
 
 
 def producer_stream(view: ArrayView) -> int | None:
-    """The stream that a view's contents are produced on, or None where its producer has ordered itself already."""
+    """The stream on which a view's contents are produced, or for which its producer has ordered itself; None where nothing need wait."""
     if view.device.kind not in ("cuda", "rocm"):
         return None
     stream = current_stream(view.framework, view.device) if view.framework in ("cupy", "torch") else view.stream
@@ -471,5 +479,6 @@ def deliver(result: Any, like: ArrayView, device: Device) -> Any:
             return jax.device_put(result, next(iter(like.owner[0].devices())))
         return jax.dlpack.from_dlpack(result)
     if like.framework == "numba" and device.kind != "cpu":
-        return sys.modules["numba"].cuda.as_cuda_array(result)
+        # on the default stream, which Numba launches on, nothing has to wait: else Numba would have the host wait
+        return sys.modules["numba"].cuda.as_cuda_array(result, sync=bool(result.stream))
     return result

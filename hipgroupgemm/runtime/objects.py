@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from hipgroupgemm.runtime.base import Runtime
     from hipgroupgemm.runtime.parameters import KernelParameters
 
-__all__ = ["DEFAULT_SHARED_LIMIT", "DeviceInfo", "Function", "LaunchDescription", "Module", "PreparedLaunch", "UseDevice"]
+__all__ = [
+    "DEFAULT_SHARED_LIMIT", "LIBRARY_CALL", "PROGRAMMATIC", "DeviceInfo", "Function", "LaunchDescription", "LibraryCall", "Module",
+    "PreparedLaunch", "UseDevice",
+]  # fmt: skip
 
 DEFAULT_SHARED_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that any kernel may use; above it a CUDA kernel must opt in."""
@@ -92,14 +95,35 @@ class Function:
 
 
 class LaunchDescription(NamedTuple):
-    """A launch in numbers: addresses of the driver's function and of the array of parameters, blocks, threads, bytes; the stream apart."""
+    """A launch in numbers: addresses of the driver's function and of the array of parameters, blocks, threads, bytes; the stream apart.
+
+    `kind` is plain (0), PROGRAMMATIC or LIBRARY_CALL, as in `include/launches.h`.
+    """
 
     function: int
     parameters: int
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
-    programmatic: bool
+    kind: int
+
+
+PROGRAMMATIC, LIBRARY_CALL = 1, 2
+
+
+class LibraryCall:
+    """A library's function that launches by itself, in a list of launches that C code makes: (uint64, uint64, stream) -> status.
+
+    Args:
+        function: its address. parameters: two "u64", which outlive this.
+    """
+
+    def __init__(self, function: int, parameters: KernelParameters) -> None:
+        self._parameters, self._function = parameters, function
+
+    def describe(self) -> LaunchDescription:
+        """As a launch describes itself."""
+        return LaunchDescription(self._function, self._parameters.address, (0, 0, 0), (0, 0, 0), 0, LIBRARY_CALL)
 
 
 class UseDevice:

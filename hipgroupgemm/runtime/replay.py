@@ -59,7 +59,7 @@ class _Launch(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("function", "parameters")),
         *((name, ctypes.c_uint32 * 3) for name in ("grid", "block")),
-        *((name, ctypes.c_uint32) for name in ("shared_bytes", "programmatic")),
+        *((name, ctypes.c_uint32) for name in ("shared_bytes", "kind")),
     )
 
 
@@ -110,7 +110,7 @@ class LaunchList:
     Args:
         runtime, device, stream: where they run.
         moves: what changes. held: the addresses that are there now, by place; none where they are not known.
-        launches: in order; this keeps them alive, and their parameters with them.
+        launches: prepared launches or library calls, in order; this keeps them alive, and their parameters with them.
 
     Attributes:
         address: host address of the list.
@@ -120,7 +120,7 @@ class LaunchList:
     """
 
     def __init__(
-        self, runtime: Runtime, device: int, stream: int, moves: Sequence[Move], held: Sequence[int], launches: Sequence[PreparedLaunch]
+        self, runtime: Runtime, device: int, stream: int, moves: Sequence[Move], held: Sequence[int], launches: Sequence[Any]
     ) -> None:
         self.launches = tuple(launches)
         numbers, names = runtime.launch_functions(device)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hipgroupgemm.runtime.directories import private_directory, read_trusted, replace_file, require_trusted
-from hipgroupgemm.store.records import StoredResult, config_id
+from hipgroupgemm.store.records import StoredResult
 
 try:
     import msgspec
@@ -65,7 +65,7 @@ def parse(data: bytes) -> dict[str, list[Any]]:
 def render(results: Iterable[StoredResult], others: dict[str, list[Any]]) -> bytes:
     """The text of a file or an export: `others` as they are, and `results` behind them."""
     for result in results:
-        others.setdefault(config_id(result.config), []).append(msgspec.Raw(msgspec.json.encode(result)))
+        others.setdefault(result.id, []).append(msgspec.Raw(msgspec.json.encode(result)))
     return msgspec.json.format(msgspec.json.encode(_Document(FORMAT, SCHEMA, others)), indent=1) + b"\n"
 
 
@@ -75,7 +75,7 @@ def decode(name: str, raws: Iterable[Any], where: object) -> tuple[list[StoredRe
     for raw in raws:
         try:
             result = msgspec.json.decode(raw, type=StoredResult)
-            if config_id(result.config) != name or result.config != result.config.key():
+            if result.id != name or result.config != result.config.key():
                 raise ValueError("its config is not the one that its name says")
             found.append(result)
         except (ValueError, RecursionError) as error:

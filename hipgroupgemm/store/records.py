@@ -9,7 +9,7 @@ import json
 import math
 from typing import Any
 
-from hipgroupgemm.backends.base import MatmulAlgorithm
+from hipgroupgemm.backends.base import NO_SETTINGS, MatmulAlgorithm, PlanSettings
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.store.identity import DeviceKind
 
@@ -33,6 +33,7 @@ class StoredResult:
         versions: of each backend that was tried, the versions that decide its algorithms, by name. tuned: when, with a time zone.
         sizes: what is told of the group sizes: "digest", "samples", "groups", "ragged_extent", "rows", "largest", "empty".
         floor_ms: the least time by the device's roofline, milliseconds; None where that is not known.
+        settings: what was asked for of all candidates; but for deterministic, results answer only plans that ask for the same.
 
     Raises ValueError for what no tuning gives.
     """
@@ -47,6 +48,7 @@ class StoredResult:
     tuned: datetime.datetime
     sizes: dict[str, int | float | str] = dataclasses.field(default_factory=dict)
     floor_ms: float | None = None
+    settings: PlanSettings = NO_SETTINGS
 
     def __post_init__(self) -> None:
         if not (self.algorithms and self.size_class and self.origin):
@@ -63,7 +65,12 @@ class StoredResult:
     def slot(self) -> tuple[Any, ...]:
         """What the result is for: the store holds the last one of each slot."""
         versions = tuple(sorted((name, tuple(sorted(own.items()))) for name, own in self.versions.items()))
-        return (config_id(self.config), self.device, self.device_name, self.size_class, self.origin, versions)
+        return (self.id, self.device, self.device_name, self.size_class, self.origin, versions)
+
+    @property
+    def id(self) -> str:
+        """Of its config with its settings, see `config_id`."""
+        return config_id(self.config, self.settings)
 
     @property
     def algorithm(self) -> MatmulAlgorithm:
@@ -94,10 +101,23 @@ class StoredResult:
         return f"tuned {date:%Y-%m-%d %H:%M} UTC on {sizes}, {self.device_name}: {self.median_ms:.4g} ms{share}"
 
 
-def config_id(key: GroupedGemmConfig) -> str:
-    """The name of a config's key in the store: 16 hexadecimal digits."""
+_OF_M = ("m", *(f"{role}_{name}" for role in ("lhs", "c", "output") for name in ("leading_dim_stride", "batch_stride")))
+
+
+def config_id(key: GroupedGemmConfig, settings: PlanSettings = NO_SETTINGS) -> str:
+    """The name of a config's key in the store, with the settings that results are kept apart by: 16 hexadecimal digits.
+
+    Batch-invariant results are for every m, so their name tells neither m nor the strides that may depend on it.
+    """
+    asked = (settings.batch_invariant, settings.max_multiprocessors)
     cached = key.__dict__.get("_store_id")
-    if cached is None:
-        cached = hashlib.sha256(json.dumps(json.loads(key.to_json()), sort_keys=True).encode()).hexdigest()[:16]
+    if cached is None or cached[0] != asked:
+        data = json.loads(key.to_json())
+        if settings.batch_invariant:
+            of_m = {*_OF_M, *("lhs_alignment",) * key.trans_a, *("output_alignment", "c_alignment") * (not key.must_swap_operands)}
+            data = {name: value for name, value in data.items() if name not in of_m}
+        if asked != (False, None):
+            data["settings"] = asked
+        cached = asked, hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
         object.__setattr__(key, "_store_id", cached)
-    return str(cached)
+    return str(cached[1])

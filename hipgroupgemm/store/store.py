@@ -19,9 +19,10 @@ import os
 import urllib.parse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from hipgroupgemm.backends import backend_names, get_backend, select_backend, selection_changed
-from hipgroupgemm.backends.base import MatmulAlgorithm, versions_of
+from hipgroupgemm.backends import backend_names, get_backend, refusal_of, select_backend, selection, selection_changed
+from hipgroupgemm.backends.base import NO_SETTINGS, MatmulAlgorithm, PlanSettings, versions_of
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.runtime.directories import CACHE_VARIABLE, cache_directory
@@ -32,6 +33,7 @@ from hipgroupgemm.store.records import SEED, USER, StoredResult, config_id
 __all__ = ["VARIABLE", "Query", "StoreWriteError", "TuningStore", "default_store", "lookup_for_plan", "store_directory", "why_off"]
 
 _UNITS = {"cuda": "sms", "rocm": "cus", "cpu": "cores"}
+_MOST_ANSWERS = 4096
 _OFF = ("off", "0", "no", "false", "none")
 _Change = Callable[[list[StoredResult]], list[StoredResult]]
 
@@ -70,7 +72,7 @@ class Query:
 
     Attributes:
         key, device: the config's key and the device that is to run it.
-        backend: only algorithms of this one; None for those of all. deterministic: only deterministic ones.
+        backend: only algorithms of this one; None for those of all. settings: what they have to be tuned for, and claim.
         size_class: the class of group sizes where it is known.
         reasons: why there is no answer. stale: (backend, reason) of results that would have answered and hold no more.
     """
@@ -78,7 +80,7 @@ class Query:
     key: GroupedGemmConfig
     device: Device
     backend: str | None = None
-    deterministic: bool = False
+    settings: PlanSettings = NO_SETTINGS
     size_class: str | None = None
     reasons: list[str] = dataclasses.field(default_factory=list)
     stale: list[tuple[str, str]] = dataclasses.field(default_factory=list)
@@ -95,7 +97,7 @@ class Query:
         ranked = []
         fitting: set[str] = set()
         for position, result in enumerate(results):
-            wanted = [one for one in result.algorithms if self.backend in (None, one.backend) and one.deterministic >= self.deterministic]
+            wanted = [one for one in result.algorithms if self.backend in (None, one.backend) and self.settings.admit(one)]
             fitting.update(one.backend for one in wanted)
             found = next((one for one in wanted if self.versions(one.backend) is not None), None)
             if found is not None:
@@ -107,7 +109,7 @@ class Query:
             if answer is not None:
                 return dataclasses.replace(result, algorithms=(answer,))
         if not fitting:
-            of = f" of backend {self.backend}" * bool(self.backend) + " with a deterministic algorithm" * self.deterministic
+            of = f" of backend {self.backend}" * bool(self.backend) + " with a deterministic algorithm" * self.settings.deterministic
             self.reasons.append(f"nothing is stored for this config{of}")
         refusing = sorted(name for name in fitting if self.versions(name) is None)
         if refusing:
@@ -117,7 +119,7 @@ class Query:
     def versions(self, backend: str) -> dict[str, str] | None:
         """The versions that a backend's results depend on; None where it is not here or can't run the config."""
         if backend not in self._versions:
-            usable = backend in backend_names() and get_backend(backend).can_handle(self.key, self.device) is None
+            usable = backend in backend_names() and refusal_of(get_backend(backend), self.key, self.device, self.settings) is None
             self._versions[backend] = versions_of(get_backend(backend), self.device) if usable else None
         return self._versions[backend]
 
@@ -133,7 +135,7 @@ class Query:
         if not reason:
             first = None
             with contextlib.suppress(NotImplementedError):  # no backend runs it unnamed
-                first = select_backend(self.key, self.device).name if self.backend is None else None
+                first = select_backend(self.key, self.device, settings=self.settings).name if self.backend is None else None
             if first not in (None, found.backend, *result.versions):
                 alone = f"what is stored for this config is of {found.backend}, and was not compared to {first}, which comes first"
                 self.reasons.append(f"{alone}; tune both, or name backend={found.backend!r}")
@@ -181,17 +183,17 @@ class TuningStore:
         device: Device,
         *,
         backend: str | None = None,
-        deterministic: bool = False,
+        settings: PlanSettings = NO_SETTINGS,
         size_class: str | None = None,
         why_not: Callable[[str], object] = lambda _: None,
     ) -> StoredResult | None:
         """The stored answer for a config's key on a device, checked against what the backend has now, see `Query.choose`; None without one.
 
-        Only algorithms of `backend`, where one is named, and with `deterministic` only those that give equal bits for equal inputs are
-        answers; results of `size_class` come first. `why_not` is told why there is no answer. Raises nothing.
+        Only algorithms of `backend`, where one is named, are answers, and only those that were tuned with these settings and claim what
+        they ask for; results of `size_class` come first. `why_not` is told why there is no answer. Raises nothing.
         """
         try:
-            return self._answer(Query(key.key(), device, backend, deterministic, size_class), why_not)
+            return self._answer(Query(key.key(), device, backend, settings, size_class), why_not)
         except Exception as error:  # a plan can do without
             text = f"{type(error).__name__}: {error}"
             warn_once(("lookup", self.directory, type(error)), "tuning store: %s is not used (%s)", self.directory, text)
@@ -208,7 +210,7 @@ class TuningStore:
             why_not(f"{query.device} can't be asked what it is ({error})")
             return None
         file = self._file(self.path(kind))
-        results = [result for result in file.results(config_id(query.key)) if result.device == kind]
+        results = [result for result in file.results(config_id(query.key, query.settings)) if result.device == kind]
         if not results:
             what = "" if file.empty else "this config on "
             why_not(file.trouble or f"nothing is stored for {what}{kind} in {self.directory}")
@@ -250,12 +252,20 @@ class TuningStore:
         A store that is off takes nothing; one that can't be written costs one warning.
         """
         change: _Change = lambda held: [*(one for one in held if one.slot != result.slot), result]  # noqa: E731
-        return self._tried(result.device, config_id(result.config), change)
+        return self._tried(result.device, result.id, change)
 
     def strike(
-        self, key: GroupedGemmConfig, device: DeviceKind, wrong: Collection[MatmulAlgorithm], versions: Mapping[str, Mapping[str, str]]
+        self,
+        key: GroupedGemmConfig,
+        device: DeviceKind,
+        wrong: Collection[MatmulAlgorithm],
+        versions: Mapping[str, Mapping[str, str]],
+        settings: PlanSettings = NO_SETTINGS,
     ) -> bool:
-        """Takes algorithms that were found wrong with these versions of their backends out of all results of a config. Raises as `add`."""
+        """Takes algorithms that were found wrong with these versions of their backends out of all results of a config with these settings.
+
+        Raises as `add`.
+        """
         keys = {one.key for one in wrong}
 
         def change(held: list[StoredResult]) -> list[StoredResult]:
@@ -266,7 +276,7 @@ class TuningStore:
                     left.append(one if right == one.algorithms else dataclasses.replace(one, algorithms=right))
             return left
 
-        return self._tried(device, config_id(key), change)
+        return self._tried(device, config_id(key, settings), change)
 
     def _tried(self, device: DeviceKind, name: str, change: _Change) -> bool:
         try:
@@ -333,8 +343,26 @@ def default_store() -> TuningStore:
     return _store_of(*map(os.environ.get, (VARIABLE, CACHE_VARIABLE, "XDG_CACHE_HOME", "HOME")))
 
 
-def lookup_for_plan(key: GroupedGemmConfig, device: Device, backend: str | None, deterministic: bool) -> tuple[MatmulAlgorithm | None, str]:
-    """What a plan begins with: the algorithm that tuning has stored and where it comes from, or None and why. Raises nothing."""
+_invariant: dict[Any, tuple[MatmulAlgorithm | None, str]] = {}
+
+
+def lookup_for_plan(
+    key: GroupedGemmConfig, device: Device, backend: str | None, settings: PlanSettings
+) -> tuple[MatmulAlgorithm | None, str]:
+    """What a plan begins with: the algorithm that tuning has stored and where it comes from, or None and why. Raises nothing.
+
+    Plans that have to be batch-invariant get one answer for every m, until this process stores something: what other processes store
+    meanwhile would tell plans apart by when they were made.
+    """
     why: list[str] = []
-    found = default_store().lookup(key, device, backend=backend, deterministic=deterministic, why_not=why.append)
-    return (found.algorithm, found.describe()) if found is not None else (None, "".join(why))
+    store = default_store()
+    known = (store.directory, config_id(key, settings), device, backend, settings, selection.version)
+    if settings.batch_invariant and known in _invariant:
+        return _invariant[known]
+    found = store.lookup(key, device, backend=backend, settings=settings, why_not=why.append)
+    answer = (found.algorithm, found.describe()) if found is not None else (None, "".join(why))
+    if settings.batch_invariant:
+        if len(_invariant) >= _MOST_ANSWERS:
+            _invariant.clear()
+        _invariant[known] = answer
+    return answer

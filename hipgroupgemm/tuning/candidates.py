@@ -8,7 +8,8 @@ import sys
 from collections.abc import Collection, Sequence
 
 from hipgroupgemm.backends import backend_kinds, get_backend
-from hipgroupgemm.backends.base import Backend, MatmulAlgorithm, as_limits
+from hipgroupgemm.backends.base import NO_SETTINGS, Backend, MatmulAlgorithm, PlanSettings, as_limits
+from hipgroupgemm.backends.choice import list_algorithms
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.operands.views import Device
 from hipgroupgemm.processes import error_text
@@ -29,7 +30,7 @@ def find_candidates(
     algorithms: str | Sequence[str],
     max_algorithms: int | None,
     max_workspace_size: int | None,
-    deterministic: bool,
+    settings: PlanSettings,
 ) -> list[Candidate]:
     """All candidates as `tune` takes its arguments, each backend's best guess first, then each one's second, and so on.
 
@@ -40,7 +41,7 @@ def find_candidates(
         named = () if named in ("all", "heuristic") else [named]
     count = _HEURISTIC if algorithms == "heuristic" and max_algorithms is None else max_algorithms
     limits = as_limits(count, max_workspace_size)
-    if named or deterministic:  # the count is of those that are left
+    if named or settings.deterministic:  # the count is of those that are left
         limits = dataclasses.replace(limits, max_algorithm_count=sys.maxsize)
     kinds = backend_kinds()
     names = [backends] if isinstance(backends, str) else backends
@@ -56,9 +57,11 @@ def find_candidates(
         asked = "can_handle"
         try:
             backend = get_backend(name)
-            reason = backend.can_handle(config, device)
+            reason = backend.can_handle(config, device) or backend.lacks(config, settings)
             asked = "algorithms"
-            listed = [] if reason else backend.algorithms(config.key(), device, limits)
+            if reason is None:
+                backend = get_backend(name, settings.max_multiprocessors)
+                listed = list_algorithms(backend, config.key(), device, settings, limits)
         except Exception as error:
             if names is not None:
                 raise
@@ -69,7 +72,7 @@ def find_candidates(
         if reason:
             refusals.append(f"{name}: {reason}")
             continue
-        listed = [a for a in listed if (not named or a.name in named) and a.deterministic >= deterministic]
+        listed = [a for a in listed if (not named or a.name in named) and settings.admit(a)]
         lists.append([(backend, algorithm) for algorithm in listed[:count]])
     if not lists:
         raise NotImplementedError(f"no backend runs this grouped GEMM on {device}: " + "; ".join([*refusals, *notes]))
@@ -79,7 +82,7 @@ def find_candidates(
         raise ValueError(f"algorithms: no backend has {', '.join(map(repr, missing))} for this config on {device}; see get_algorithms()")
     if not found:
         within = f" within {max_workspace_size} bytes of workspace" if max_workspace_size is not None else ""
-        kind = " deterministic" if deterministic else ""
+        kind = f" {settings}" if settings != NO_SETTINGS else ""
         raise NotImplementedError(f"there is no{kind} algorithm{within} for this config on {device}{''.join(f'; {n}' for n in notes)}")
     return found
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from hipgroupgemm.backends import check_settings
 from hipgroupgemm.backends.base import Backend
+from hipgroupgemm.backends.choice import settings_on
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.measure.sizes import origin_of, size_class_of, size_samples
 from hipgroupgemm.measure.verify import SizeSet, size_sets
@@ -65,6 +66,8 @@ def tune(
     max_algorithms: int | None = None,
     max_workspace_size: int | None = None,
     deterministic: bool = False,
+    batch_invariant: bool = False,
+    max_multiprocessors: int | None = None,
     warmup: int = 2,
     repetitions: int | None = None,
     time_limit: float | None = None,
@@ -91,7 +94,8 @@ def tune(
         algorithms: "all", "heuristic" (each backend's best guesses, `max_algorithms` or 8 of them), or names.
         max_algorithms: at most so many per backend, the best guesses; None for all.
         max_workspace_size: only those that need at most so many bytes of workspace.
-        deterministic: only those that claim equal bits for equal inputs.
+        deterministic, batch_invariant: only those that claim this, see `MatmulAlgorithm`.
+        max_multiprocessors: the most CUs or SMs that a candidate may occupy; None for all.
         warmup: untimed calls ahead of a candidate's first timed one.
         repetitions: timed calls per candidate and sample; None for 5 to 20, as many as take about a second. The winner and the runner-up
             get up to 5 more.
@@ -116,7 +120,9 @@ def tune(
         RuntimeError: no harness or no memory for operands on the device; with isolate=True, no worker.
     """
     where = Device.of(device)
-    check_settings(deterministic=deterministic, roofline=roofline, isolate=False if isolate is None else isolate)
+    check_settings(
+        deterministic=deterministic, batch_invariant=batch_invariant, roofline=roofline, isolate=False if isolate is None else isolate
+    )
     if not isinstance(config, GroupedGemmConfig):
         raise TypeError(f"config: got {type(config).__name__}, wanted a GroupedGemmConfig")
     max_algorithms = None if max_algorithms is None else _integer("max_algorithms", max_algorithms, 1)
@@ -127,9 +133,10 @@ def tune(
     origin = origin_of(group_sizes, origin)
     samples = size_samples(group_sizes, config)
     clock, started = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
-    notes: list[str] = []
+    settings, remark = settings_on(where, deterministic, batch_invariant, max_multiprocessors)
+    notes: list[str] = [remark] if remark else []
     facts = identity(where)
-    found = find_candidates(config, where, notes, backends, algorithms, max_algorithms, max_workspace_size, deterministic)
+    found = find_candidates(config, where, notes, backends, algorithms, max_algorithms, max_workspace_size, settings)
     sets = size_sets(config, samples, where)
     entries: dict[tuple[str, int, str], Entry] = {}
     runners: list[Runner] = []
@@ -142,7 +149,7 @@ def tune(
             progress(TuningProgress(phase, done[phase], total, entry.row(None, 0.0, None) if entry.verdict else None))
 
     def make(backends: Mapping[str, Backend], isolate: bool) -> Runner:
-        task = Task(config, where, sets, seed, roofline)
+        task = Task(config, where, sets, seed, roofline, settings.max_multiprocessors)
         runners.append(Runner(task, backends, lambda one, outcome: entries[one.key].record_failure(outcome), deadlines, isolate=isolate))
         return runners[-1]
 
@@ -180,6 +187,7 @@ def tune(
         seconds=time.monotonic() - clock,
         floor_ms=floor,
         roofline=None if measured is None else dataclasses.asdict(measured),
+        settings=settings,
         rows=sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), row.ratio or row.median_ms or 0.0)),
         notes=list(dict.fromkeys([*notes, *(runner.remark for runner in runners if runner.remark)])),
     )

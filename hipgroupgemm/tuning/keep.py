@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hipgroupgemm.backends.base import MatmulAlgorithm
+from hipgroupgemm.backends.base import NO_SETTINGS, MatmulAlgorithm
 from hipgroupgemm.store.files import warn_once
 from hipgroupgemm.store.identity import DeviceKind
 from hipgroupgemm.store.records import SEED, USER, StoredResult
@@ -78,7 +78,8 @@ def keep(report: TuningReport, store: TuningStore | None = None) -> bool:
         store, result = store or default_store(), stored_result(report)
         wrong = [row.algorithm for row in report.rows if row.verdict in _WRONG]
         if wrong:
-            store.strike(report.config.key(), _kind(report), wrong, _versions(report))
+            for settings in dict.fromkeys((report.settings, NO_SETTINGS)):
+                store.strike(report.config.key(), _kind(report), wrong, _versions(report), settings)
         return result is not None and store.add(result)
     except Exception as error:
         warn_once(("store", type(error)), "tuning store: what was tuned is not stored: %s: %s", type(error).__name__, error)
@@ -105,6 +106,7 @@ def stored_result(report: TuningReport) -> StoredResult | None:
         tuned=datetime.datetime.fromisoformat(report.started.replace("Z", "+00:00")),  # Python 3.10 does not know Z
         sizes=_summary(report),
         floor_ms=report.floor_ms,
+        settings=report.settings,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from hipgroupgemm.backends.base import MatmulAlgorithm
+from hipgroupgemm.backends.base import NO_SETTINGS, MatmulAlgorithm, PlanSettings
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.measure.text import csv_text, plain, write_text
 from hipgroupgemm.store.records import SEED
@@ -95,6 +95,7 @@ class TuningRow:
         import msgspec  # what only reads reports needs it
 
         try:
+            data = {"batch_invariant": False, **data}
             values = {name: data[name] for name in _ROW} | {"algorithm": {name: data[name] for name in _ALGORITHM}}
             values |= {name: float(data[name]) for name in ("error", "error_limit") if isinstance(data[name], str)}
             return msgspec.convert(values, cls)
@@ -102,7 +103,7 @@ class TuningRow:
             raise ValueError(f"row: is none that to_dict() wrote ({type(error).__name__}: {error})") from None
 
 
-_ALGORITHM = ("backend", "index", "name", "workspace_size", "deterministic")
+_ALGORITHM = ("backend", "index", "name", "workspace_size", "deterministic", "batch_invariant")
 _ROW = tuple(field.name for field in dataclasses.fields(TuningRow)[1:])
 
 
@@ -138,6 +139,7 @@ class TuningReport:
         roofline: flops, bandwidth (per second) and how they were measured, or None.
         rows: the candidates, the fastest first, those that were not timed last.
         notes: what a person should know of the run itself.
+        settings: what was asked for of all candidates.
     """
 
     config: GroupedGemmConfig
@@ -155,6 +157,7 @@ class TuningReport:
     roofline: dict[str, Any] | None = None
     rows: list[TuningRow] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+    settings: PlanSettings = NO_SETTINGS
 
     @property
     def seeded(self) -> bool:
@@ -173,7 +176,8 @@ class TuningReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` makes an equal report of."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {"schema": SCHEMA, **data, "config": json.loads(self.config.to_json()), "rows": [row.to_dict() for row in self.rows]}
+        data |= {"config": json.loads(self.config.to_json()), "settings": dataclasses.asdict(self.settings)}
+        return {"schema": SCHEMA, **data, "rows": [row.to_dict() for row in self.rows]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TuningReport:
@@ -183,7 +187,7 @@ class TuningReport:
         if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
             got = data.get("schema") if isinstance(data, Mapping) else type(data).__name__
             raise ValueError(f"report: wanted a tuning report of schema {SCHEMA}, got {got}")
-        types = get_type_hints(cls)
+        data, types = {"settings": {}, **data}, get_type_hints(cls)
         missing, unknown = sorted(types.keys() - data.keys()), sorted(data.keys() - types.keys() - {"schema"})
         if missing or unknown:
             raise ValueError(f"report: missing fields {missing}, unknown fields {unknown}")

@@ -47,6 +47,7 @@ class Task:
         config: the problem, with its true ragged extent. device: where.
         sets: size sets that candidates are checked on; the first ones are timed as well.
         seed: of operands and of the check's sample. roofline: whether to measure the device's.
+        max_multiprocessors: that a candidate may occupy; None for all.
     """
 
     config: GroupedGemmConfig
@@ -54,6 +55,7 @@ class Task:
     sets: list[SizeSet]
     seed: int
     roofline: bool
+    max_multiprocessors: int | None = None
 
 
 class Session:
@@ -157,7 +159,8 @@ class Session:
             ):
                 self.forget(next(iter(others))[1])
             self._note("prepare")
-            backend = self._backends.get(algorithm.backend) or get_backend(algorithm.backend)
+            backend, most = self._backends.get(algorithm.backend) or get_backend(algorithm.backend), self.task.max_multiprocessors
+            backend = backend if most is None else backend.limited(most)
             entry = backend.prepare(self.task.config.key(), self.task.device, algorithm, self._harness.stream), algorithm
         self._prepared[algorithm.key] = entry
         return entry[0]

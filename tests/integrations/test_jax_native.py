@@ -19,6 +19,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 from hipgroupgemm import plan as plans  # noqa: E402
+from hipgroupgemm.backends import get_backend  # noqa: E402
 from hipgroupgemm.backends.base import Arguments  # noqa: E402
 from hipgroupgemm.backends.triton import backend as triton_backend  # noqa: E402
 from hipgroupgemm.backends.triton import executable  # noqa: E402
@@ -62,10 +63,11 @@ def door(code, monkeypatch, tmp_path):
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(fake.handler.hgg_test), platform="cpu")
     monkeypatch.setattr(native, "TARGET", target)
     monkeypatch.setattr(native, "load", lambda: fake.handler)
-    for name in ("_kept", "_scratch", "_faults"):
+    for name in ("_kept", "_faults"):
         monkeypatch.setattr(native, name, {})
     for module in (plans, triton_backend, native):
         monkeypatch.setattr(module, "get_runtime", lambda _: fake)
+    monkeypatch.setattr(get_backend("triton"), "_properties", {})  # it remembers devices
     monkeypatch.setattr(executable, "compile_kernel", lambda spec: compile_nothing(fake, spec))
     monkeypatch.setattr(executable, "scan_function", lambda runtime, device, special=None: fake.function(f"scan {special}"))
     monkeypatch.setattr(executable, "scan_is_loaded", lambda *_: True)

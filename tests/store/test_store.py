@@ -16,6 +16,7 @@ from store_reports import config_of, report, row
 
 import hipgroupgemm as hgg
 from hipgroupgemm.backends import selection, unregister_backend
+from hipgroupgemm.backends.base import PlanSettings
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.store import files
@@ -190,8 +191,8 @@ def test_named_backend_and_deterministic_find_the_best_they_can(store, double):
     assert name_of(ask(KEY, CPU)) == "double kernel_0"
     assert name_of(ask(KEY, CPU, backend="reference")) == "reference numpy_matmul_a_group"
     assert name_of(ask(KEY, CPU, backend="double")) == "double kernel_0"
-    assert name_of(ask(KEY, CPU, deterministic=True)) == "reference numpy_matmul_a_group"
-    assert name_of(ask(KEY, CPU, backend="double", deterministic=True)) == "double kernel_1"
+    assert name_of(ask(KEY, CPU, settings=PlanSettings(deterministic=True))) == "reference numpy_matmul_a_group"
+    assert name_of(ask(KEY, CPU, backend="double", settings=PlanSettings(deterministic=True))) == "double kernel_1"
     assert ask(KEY, CPU, backend="triton") is None
     double.reason = "no time"
     assert name_of(ask(KEY, CPU)) == "reference numpy_matmul_a_group", "the next best of those that can"
@@ -210,7 +211,7 @@ def test_the_winner_of_a_report_is_the_one_looked_up_ties_included(store, double
         told = report(config, rows)
         keep(told, store)
         assert store.lookup(config.key(), CPU).algorithm == told.best.algorithm, medians
-        found = store.lookup(config.key(), CPU, deterministic=True).algorithm
+        found = store.lookup(config.key(), CPU, settings=PlanSettings(deterministic=True)).algorithm
         assert found.deterministic and found.time <= 1.011 * min(one.median_ms for one in rows if one.algorithm.deterministic)
 
 
@@ -219,7 +220,7 @@ def test_a_backend_that_was_tuned_alone_answers_for_itself(store, double):
     why = []
     config = config_of()
     keep(report(config, [row("double", 0, 1.0), row("double", 1, 2.0)], alone=True), store)
-    assert store.lookup(KEY, CPU, why_not=why.append) is None and store.lookup(KEY, CPU, deterministic=True) is None
+    assert store.lookup(KEY, CPU, why_not=why.append) is None and store.lookup(KEY, CPU, settings=PlanSettings(deterministic=True)) is None
     (text,) = why
     assert "is of double, and was not compared to reference, which comes first; tune both, or name backend='double'" in text
     assert name_of(store.lookup(KEY, CPU, backend="double")) == "double kernel_0"
@@ -363,7 +364,7 @@ def test_index_and_name_are_both_checked(store, double, change, caplog):
             assert (name_of(found), found.median_ms) == ("reference numpy_matmul_a_group", 9.0), "the next result"
     (text,) = [entry.getMessage() for entry in caplog.records]
     assert "there is no algorithm 'kernel_0' with index 0 now" in text and "backend double" in text
-    assert name_of(store.lookup(KEY, CPU, deterministic=True, backend="double")) == "double kernel_1"
+    assert name_of(store.lookup(KEY, CPU, settings=PlanSettings(deterministic=True), backend="double")) == "double kernel_1"
 
 
 def test_an_algorithm_is_found_by_the_backends_own_means(store, double):

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from store_reports import config_of, report, row
 
 import hipgroupgemm as hgg
+from hipgroupgemm.backends.base import PlanSettings
 from hipgroupgemm.cli import cli
 from hipgroupgemm.config import GroupedGemmConfig
 from hipgroupgemm.operands.views import CPU
@@ -123,7 +124,7 @@ def survives(directory, text):
     store = fresh()
     for backend in (None, "double", "reference"):
         for deterministic in (False, True):
-            found = store.lookup(KEY, CPU, backend=backend, deterministic=deterministic)
+            found = store.lookup(KEY, CPU, backend=backend, settings=PlanSettings(deterministic=deterministic))
             assert found is None or (found.describe() and found.algorithm.backend in ("double", "reference"))
     for result in store.results():
         assert result.describe() and result.slot and result.median_ms > 0

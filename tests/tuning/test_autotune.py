@@ -64,11 +64,11 @@ def slow_reference(monkeypatch):
 
     plain = reference.run_config
 
-    def slow(*arguments):
+    def slow(*arguments, **options):
         import time
 
         time.sleep(0.05)
-        plain(*arguments)
+        plain(*arguments, **options)
 
     monkeypatch.setattr(reference, "run_config", slow)
 

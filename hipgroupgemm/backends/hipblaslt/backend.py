@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,6 +34,10 @@ class HipblasltBackend(Backend):
         ("alpha", "bias", "c", "group_offset", "narrow_output", "out_listed", "rhs_listed", "sizes_per_batch", "tf32", "wide_output")
     )
     layouts = frozenset(("column_major_output",))
+    lacking: ClassVar[dict[str, str]] = {
+        "batch_invariant": "its kernels may begin k at a place that depends on the tile (StaggerU), and do not say whether they do",
+        "max_multiprocessors": "nothing in its GroupedGemm limits the CUs; a stream with a CU mask does (hipExtStreamCreateWithCUMask)",
+    }
 
     def __init__(self) -> None:
         self._lock = new_rlock()

@@ -9,22 +9,25 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from hipgroupgemm import native
-from hipgroupgemm.backends.base import Arguments, Device, Executable, MatmulAlgorithm
+from hipgroupgemm.backends.base import Arguments, Device, Executable, MatmulAlgorithm, Recipe
 from hipgroupgemm.backends.device_kernels import DeviceKernels
 from hipgroupgemm.backends.hipblaslt.problem import HipblasltProblem, patched_record, problem_of
 from hipgroupgemm.backends.list_tables import ListTables
-from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, LISTED, RECORD_BYTES, ScanArguments, fault_from_bytes
+from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, LISTED, RECORD_BYTES, SIZE, ScanArguments, fault_from_bytes
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.views import ArrayView, numpy_view, packed_strides
 from hipgroupgemm.problem.groups import GroupFault
 from hipgroupgemm.runtime import get_runtime
 from hipgroupgemm.runtime.forks import new_lock
+from hipgroupgemm.runtime.objects import LibraryCall, PreparedLaunch
+from hipgroupgemm.runtime.parameters import Blob, KernelParameters
 from hipgroupgemm.runtime.pinned import PinnedRing
+from hipgroupgemm.runtime.replay import Move
 from hipgroupgemm.runtime.scratch import PerCapture, ScratchMemory, pack_sections
 
 __all__ = ["NO_PRODUCT", "HipblasltExecutable", "handles"]
@@ -33,6 +36,7 @@ NO_PRODUCT = MatmulAlgorithm(backend="hipblaslt", index=-1, name="no_product", w
 """What runs a problem without a product (an extent of 0): the kernels around hipBLASLt's alone."""
 
 
+_NOWHERE = 1 << 40  # an address that stands for one that is not known yet
 _ready: set[int] = set()  # devices that have our kernels: compiling them during a capture would break it
 
 
@@ -173,7 +177,7 @@ class HipblasltExecutable(Executable):
         with runtime.use_device(self.device.index):
             slot = self._slots.get(runtime.capture_id(stream))
             problem = self._pack(slot, arguments)
-            places = self.problem.gemm.count - self.problem.groups + max(1, self.problem.scans) * config.group_total
+            places = self._places(config)
             self.kernels.fill(self.packed.bytes, places, stream)
             product = not (problem.empty or (contracting and config.alpha == 0))
             if contracting and config.alpha == 0:
@@ -192,6 +196,47 @@ class HipblasltExecutable(Executable):
                         raise RuntimeError("workspace: cannot be changed while the stream is under graph capture; leave it out")
                     slot.use_workspace(self, workspace)
                 slot.gemm.run(slot.at["records"], stream)
+
+    def recipe(self, arguments: Arguments, slots: Sequence[str], fault: int) -> Recipe | None:
+        """The launches of a call with sizes on the device; see :meth:`.Executable.recipe`. Its scratch is this executable's own."""
+        config, kernel_parameters = arguments.config, KernelParameters([Blob(SIZE)])
+        contracting = config.ragged_mode is RaggedDotMode.CONTRACTING
+        if self.tables.offsets or (contracting and config.alpha == 0):
+            return None  # the tables of lists are written from here; alpha = 0 takes a memset between two scans
+        slot = {name: place for place, name in enumerate(slots)}
+        nowhere = {name: _NOWHERE + (place << 32) for name, place in slot.items()}
+        a = dataclasses.replace(arguments, pointers=nowhere)
+        if isinstance(a.group_offset, ArrayView):
+            a.group_offset = dataclasses.replace(a.group_offset, pointer=nowhere["group_offset"])
+        with self.runtime.use_device(self.device.index):
+            own = self._slots.get(0)
+            own.at["fault"] = fault
+            problem = self._pack(own, a)
+            kernel_parameters[0] = self.packed.bytes
+            fill, uncovered = self.kernels.prepare(kernel_parameters, self._places(config))
+        launches: list[PreparedLaunch | LibraryCall] = [fill]
+        if 0 not in (config.m, config.n, config.batch_count):
+            if config.ragged_mode is not RaggedDotMode.BATCH:
+                launches.append(uncovered)
+            if not problem.empty and own.gemm is not None:
+                function, instance = own.gemm.prepared_run()
+                numbers = KernelParameters(["u64", "u64"])
+                numbers.set(instance, own.at["records"])
+                launches.append(LibraryCall(function, numbers))
+        roles = {letter: matrix.role for letter, matrix in problem.matrices.items()} | {
+            "out": "out",
+            "c of out": "c" if config.beta else "out",
+        }
+        roles |= {"bias": "bias"} if config.epilogue.bias else {}
+        cells = {ScanArguments.OPERAND_CELLS[name]: role for name, role in roles.items()}
+        cells |= {ScanArguments.CELLS["sizes"]: "group_sizes"} if config.ragged_mode is not RaggedDotMode.BATCH else {}
+        cells |= {ScanArguments.CELLS["group_offset"]: "group_offset"} if isinstance(a.group_offset, ArrayView) else {}
+        blob = kernel_parameters.blob_address(0)
+        return Recipe(tuple(launches), tuple(Move(blob + at, slot[role]) for at, role in cells.items()), 0, ordered=True)
+
+    def _places(self, config: GroupedGemmConfig) -> int:
+        """Groups and surplus records that hgg_fill goes over."""
+        return self.problem.gemm.count - self.problem.groups + max(1, self.problem.scans) * config.group_total
 
     def _pack(self, slot: _Slot, arguments: Arguments) -> HipblasltProblem:
         """Fills in the kernels' argument; returns the call's problem."""

@@ -38,15 +38,24 @@ class TritonBackend(Backend):
     name = "triton"
     types, features, layouts = kernel_config.TYPES, kernel_config.FEATURES, kernel_config.LAYOUTS
 
-    def __init__(self) -> None:
+    settings = frozenset(("batch_invariant", "max_multiprocessors"))
+
+    def __init__(self, max_multiprocessors: int | None = None) -> None:
+        self._most = max_multiprocessors
         self._properties: dict[Device, DeviceProperties] = {}
+
+    def limited(self, max_multiprocessors: int) -> TritonBackend:
+        """Grids of so many blocks at the most, each on a multiprocessor of its own."""
+        return TritonBackend(max_multiprocessors)
 
     def properties(self, device: Device) -> DeviceProperties:
         """What the choice of an algorithm depends on; raises RuntimeError or ValueError where the device cannot be asked."""
         found = self._properties.get(device)
         if found is None:
             info = get_runtime(device.kind).device_info(device.index)
-            found = DeviceProperties(target_of(info.architecture), info.multiprocessors, info.shared_memory_optin)
+            limited = self._most is not None and self._most < info.multiprocessors
+            count = self._most if limited and self._most is not None else info.multiprocessors
+            found = DeviceProperties(target_of(info.architecture), count, info.shared_memory_optin, limited)
             self._properties[device] = found
         return found
 
@@ -77,9 +86,13 @@ class TritonBackend(Backend):
         return {"triton": triton_version() or "none", "triton_kernels": _kernels_digest()}
 
     def algorithms(self, config: GroupedGemmConfig, device: Device, limits: AlgorithmLimits) -> list[MatmulAlgorithm]:
-        """Those that can run the config within the limits, the best guess first."""
+        """Those that can run the config within the limits, the best guess first.
+
+        In NON_CONTRACTING all are batch-invariant: a row's sum goes along k in steps of the tile, whatever tile and place it is in.
+        """
+        invariant = config.ragged_mode is RaggedDotMode.NON_CONTRACTING
         found = [
-            MatmulAlgorithm(self.name, index, kernel.name, kernel.split_k_bytes(config), deterministic=True)
+            MatmulAlgorithm(self.name, index, kernel.name, kernel.split_k_bytes(config), True, invariant and kernel.split == 1)
             for index, kernel in ordered(config, self.properties(device))
             if kernel.split_k_bytes(config) <= limits.max_workspace_size
         ]

@@ -69,14 +69,21 @@ behind it were the best somewhere: what tuning should try. BATCH has NON_CONTRAC
 def ordered(config: GroupedGemmConfig, device: DeviceProperties) -> list[tuple[int, KernelConfig]]:
     """(index, algorithm) of all that can run the config, the best guess first: the table's, then by the estimate.
 
-    Those with another swizzle than the usual one come last.
+    Those with another swizzle than the usual one come last; on some of the multiprocessors those that count on several blocks per SM.
     """
     contracting = config.ragged_mode is RaggedDotMode.CONTRACTING
     table = DEFAULTS[RaggedDotMode.CONTRACTING if contracting else RaggedDotMode.NON_CONTRACTING]
     places = {name: place for place, name in enumerate(table[shape_class(config, device)])}
     hopper = hopper_refusal(config, device.target) is None
     found = [
-        (places.get(k.name, len(places)), k.swizzle != k.usual_swizzle(config), _estimate(k, config, device), index, k)
+        (
+            device.limited and k.kernel == "tma" and k.blocks > 1,
+            places.get(k.name, len(places)),
+            k.swizzle != k.usual_swizzle(config),
+            _estimate(k, config, device),
+            index,
+            k,
+        )
         for index, k in enumerate(kernel_configs(config.ragged_mode, device.target))
         if (hopper or k.kernel != "tma") and can_run(k, config, device)
     ]
@@ -126,16 +133,17 @@ def _estimate(kernel: KernelConfig, config: GroupedGemmConfig, device: DevicePro
         rows = max(rows, 1)
     tiles = problems * math.ceil(rows / k.tile_m) * math.ceil(max(c.n, 1) / k.tile_n) * k.split
     steps = math.ceil(max(length / k.split, 1) / k.tile_k)
-    slots = device.multiprocessors * k.blocks
+    resident = device.resident(k.blocks)
+    slots = device.multiprocessors * resident
     waves = tiles / slots if tiles > 4 * slots else math.ceil(tiles / slots)
     valid = max(min(rows, k.tile_m), 1)
     math_cost = max(k.tile_m, 64 if k.kernel == "tma" else 16) * k.tile_n * k.tile_k / (128 * 128 * 64)
     move_cost = (valid + k.tile_n) * k.tile_k / (256 * 64) * 1.2
     out_cost = valid * k.tile_n / (128 * 128) * 1.5
-    per_tile = steps * max(math_cost, move_cost) + out_cost + 0.6 / k.blocks
+    per_tile = steps * max(math_cost, move_cost) + out_cost + 0.6 / resident
     penalty = 1.0 if k.kernel == "tma" else 1.6
     if k.kernel != "tma":  # these read and multiply a tile's surplus rows as well
         penalty *= 1.0 + 0.12 * math.log2(k.tile_m / valid)
     if k.split > 1:
         penalty *= 1.0 + 0.3 * k.split * (tiles // k.split > slots)
-    return waves * per_tile * k.blocks * penalty
+    return waves * per_tile * resident * penalty

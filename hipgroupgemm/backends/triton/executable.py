@@ -165,7 +165,10 @@ class TritonExecutable(Executable):
         if found is None:
             spec = spec_of(self._kernel, self._key, self._properties, scanning=scanning)
             hopper = self._kernel.kernel == "tma"
-            options = {"programmatic": True} if hopper and self._has_scan and not scanning else {}
+            early = (
+                hopper and self._has_scan and not scanning and not self._properties.limited
+            )  # beside the scan there would be more blocks
+            options = {"programmatic": True} if early else {}
             config = self._key if hopper else None
             found = self._products[scanning] = _Kernel(self._runtime, self._device, self._stream, spec, config, **options)
         return found
@@ -174,6 +177,8 @@ class TritonExecutable(Executable):
         found = self._scan_launches.get(special)
         if found is None:
             blocks = scan_blocks(self._scans * self._key.group_total, self._tile_capacity)
+            if self._properties.limited:
+                blocks = min(blocks, self._properties.multiprocessors)
             function = scan_function(self._runtime, self._device, special)
             found = self._runtime.prepare_launch(function, (blocks, 1, 1), (THREADS, 1, 1), 0, self._stream, self._scan_parameters)
             self._scan_launches[special] = found
@@ -264,7 +269,8 @@ class TritonExecutable(Executable):
             tiles *= c.group_count * row_tiles * k.split if self._contracting else row_tiles + self._has_scan * c.group_count
             for kernel, blocks in zip(kernels, (k.blocks, 8), strict=False):
                 kernel.set(values)
-                kernel.launch.set_grid((max(1, min(self._properties.multiprocessors * blocks, tiles)), 1, 1))
+                most = self._properties.multiprocessors * self._properties.resident(blocks)
+                kernel.launch.set_grid((max(1, min(most, tiles)), 1, 1))
                 self._launches.append(kernel.launch)
             self._point(kernels, {role: a.pointers.get(role) or base for role in operands}, a.config, base + self._offsets["tables"])
         self._sizes = -1
@@ -334,8 +340,10 @@ class TritonExecutable(Executable):
 
     # ---- the launches for somebody else ------------------------------------------------------------------------------------
 
-    def recipe(self, arguments: Arguments, slots: Sequence[str], fault: int) -> Recipe:
+    def recipe(self, arguments: Arguments, slots: Sequence[str], fault: int) -> Recipe | None:
         """The launches of a call with sizes on the device; see :meth:`.Executable.recipe`."""
+        if self._tables.offsets:
+            return None  # the tables of lists are written from here
         slot = {name: place for place, name in enumerate(slots)}
         pointers = {name: _NOWHERE + (place << 32) for name, place in slot.items()}
         base = pointers["scratch"]
@@ -387,6 +395,8 @@ class TritonExecutable(Executable):
             f"triton {what}: tiles {k.tile_m}x{k.tile_n}, k in steps of {k.tile_k}, {k.stages} stages, {k.warps} warps, {k.blocks} blocks "
             f"per SM or CU, {k.swizzle} row tiles side by side"
         )
+        if self._properties.limited:
+            text += f", on {self._properties.multiprocessors} SMs or CUs at the most, one block each"
         if k.kernel == "tma" and self._has_scan:
             text += ", sizes scanned by every block" if self._can_scan else ", behind a scan of the sizes"
         if k.swap:

@@ -38,11 +38,20 @@ HOPPER_LAYOUTS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What the choice depends on: the target, multiprocessors, and shared memory a block can get (bytes)."""
+    """What the choice depends on: the target, multiprocessors, and shared memory a block can get (bytes).
+
+    `limited`: the multiprocessors are fewer than the device has. Blocks are then one per multiprocessor, since the hardware spreads a
+    grid over all that it has before it places two blocks together.
+    """
 
     target: Target
     multiprocessors: int
     shared_memory: int
+    limited: bool = False
+
+    def resident(self, blocks: int) -> int:
+        """Blocks per multiprocessor of an algorithm that wants so many."""
+        return 1 if self.limited else blocks
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 // A recipe is a list of launches (launches.h) that Python has prepared for one problem on one device. It stays where it is as long as the
 // process lives, as any compiled program may run it. Nothing here calls Python, allocates device memory or waits for the device, so XLA may
 // record it in a command buffer.
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -26,6 +27,7 @@ struct Recipe {
 constexpr uint64_t kMostSlots = 16;
 constexpr uint64_t kAlignment = 16;  // what the recipes are made for
 
+static std::atomic<uint64_t> calls{0};
 static std::mutex table_mutex;
 static std::map<std::pair<int64_t, int32_t>, std::unique_ptr<Recipe>> table;
 
@@ -72,6 +74,7 @@ static ffi::Error run(void *stream, int32_t device, ffi::RemainingArgs arguments
     for (uint64_t i = 0; i < count; ++i) {
         if (addresses[i] == 0) addresses[i] = addresses[count - 1];  // no elements, so nothing is read there
     }
+    ++calls;
     const std::lock_guard<std::mutex> lock(recipe->mutex);
     const int64_t result = hgg_replay(recipe->list, stream, addresses, 0);
     return result == HGG_LAUNCHED ? ffi::Error::Success() : ffi::Error(ffi::ErrorCode::kInternal, failure(result));
@@ -90,6 +93,9 @@ extern "C" __attribute__((visibility("default"))) int32_t hgg_add_recipe(int64_t
     return hgg::table.emplace(std::make_pair(number, device), std::move(recipe)).second;
 }
 
+// How often the handler has run; what a command buffer replays is not counted.
+extern "C" __attribute__((visibility("default"))) uint64_t hgg_call_count() { return hgg::calls; }
+
 extern "C" __attribute__((visibility("default"))) XLA_FFI_Error *hgg_ragged_dot(XLA_FFI_CallFrame *frame);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hgg_ragged_dot, hgg::run,
                               ffi::Ffi::Bind()
@@ -99,3 +105,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hgg_ragged_dot, hgg::run,
                                   .RemainingRets()
                                   .Attr<int64_t>("recipe"),
                               {ffi::Traits::kCmdBufferCompatible});
+
+// The same for recipes with memory of their own, whose calls must not be reordered: never in a command buffer.
+extern "C" __attribute__((visibility("default"))) XLA_FFI_Error *hgg_ragged_dot_ordered(XLA_FFI_CallFrame *frame);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hgg_ragged_dot_ordered, hgg::run,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::PlatformStream<void *>>()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attr<int64_t>("recipe"));

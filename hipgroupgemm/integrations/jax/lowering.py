@@ -76,12 +76,12 @@ def _gpu(kind: str, *operands: Any, settings: Settings) -> Any:
     arguments = Arguments(problem.config, {}, view, False, offset, "zero", "none", 0)
     slots = (*settings.roles, "out", "scratch")
     try:
-        number, scratch = native.add_recipe(devices, arguments, slots, settings.plan)
+        target, number, scratch = native.add_recipe(devices, arguments, slots, settings.plan)
     except native.NativeDoorError as error:
         _log_once(str(error))
         return _buffer_callback(operands, out, settings)
     results = (out, jax.ShapeDtypeStruct((scratch,), np.uint8))
-    return jax.ffi.ffi_call(native.TARGET, results)(*operands, recipe=np.int64(number))[0]
+    return jax.ffi.ffi_call(target, results)(*operands, recipe=np.int64(number))[0]
 
 
 @functools.lru_cache(64)

@@ -34,6 +34,7 @@ from hipgroupgemm.version import __version__
 __all__ = ["TARGET", "NativeDoorError", "add_recipe", "build", "check", "load"]
 
 TARGET = "hipgroupgemm_ragged_dot"
+_ORDERED = "_ordered"
 _PLATFORMS = {"cuda": "CUDA", "rocm": "ROCM"}
 _FAULTS = 4096
 """Places for faults on a device; recipes past that share the last."""
@@ -70,17 +71,18 @@ def _library() -> ctypes.CDLL | str:
         return str(error)
     for platform in _PLATFORMS.values():
         jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.hgg_ragged_dot), platform=platform)
+        jax.ffi.register_ffi_target(TARGET + _ORDERED, jax.ffi.pycapsule(library.hgg_ragged_dot_ordered), platform=platform)
     return _typed(library)
 
 
 def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.hgg_add_recipe.argtypes = [ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64]
-    library.hgg_add_recipe.restype = ctypes.c_int32
+    library.hgg_add_recipe.restype, library.hgg_call_count.restype = ctypes.c_int32, ctypes.c_uint64
     return library
 
 
 def load() -> ctypes.CDLL:
-    """The handler, registered for CUDA and ROCm; NativeDoorError where it cannot be had."""
+    """The handler, registered for CUDA and ROCm; NativeDoorError where it cannot be had. `hgg_call_count()` says how often it has run."""
     found = _library()
     if isinstance(found, str):
         raise NativeDoorError(found)
@@ -128,10 +130,11 @@ class _Kept:
 
     executable: Executable
     launches: LaunchList
+    scratch_size: int
+    ordered: bool
 
 
 _kept: dict[tuple[int, int], _Kept] = {}
-_scratch: dict[tuple[int, int], int] = {}
 _faults: dict[Device, _Faults] = {}
 _lock = threading.Lock()
 
@@ -146,7 +149,7 @@ def check() -> None:
             faults.check()
 
 
-def add_recipe(devices: Sequence[Device], arguments: Arguments, slots: Sequence[str], settings: dict[str, Any]) -> tuple[int, int]:
+def add_recipe(devices: Sequence[Device], arguments: Arguments, slots: Sequence[str], settings: dict[str, Any]) -> tuple[str, int, int]:
     """Prepares a call's launches on devices of one kind and gives them to the handler.
 
     Args:
@@ -156,7 +159,7 @@ def add_recipe(devices: Sequence[Device], arguments: Arguments, slots: Sequence[
         settings: of the plan: backend, deterministic, use_store.
 
     Returns:
-        The recipe's number, the same in every process with the same algorithms, and the bytes of scratch that it needs.
+        The handler's name; the recipe's number, the same in every process with the same algorithms; and the bytes of scratch that it needs.
 
     Raises:
         NativeDoorError: the handler cannot be had, or the backend's launches are no list.
@@ -173,7 +176,8 @@ def add_recipe(devices: Sequence[Device], arguments: Arguments, slots: Sequence[
         for device, plan in plans.items():
             if (number, device.index) not in _kept:
                 _add(library, number, device, plan, arguments, slots)
-        return number, max(_scratch[number, device.index] for device in devices)
+        kept = [_kept[number, device.index] for device in devices]
+        return TARGET + _ORDERED * any(one.ordered for one in kept), number, max(one.scratch_size for one in kept)
 
 
 def _add(library: ctypes.CDLL, number: int, device: Device, plan: GroupedMatmulPlan, arguments: Arguments, slots: Sequence[str]) -> None:
@@ -190,7 +194,8 @@ def _add(library: ctypes.CDLL, number: int, device: Device, plan: GroupedMatmulP
         launches = LaunchList(runtime, device.index, 0, recipe.moves, (), recipe.launches)
     except (NotImplementedError, AttributeError) as error:
         raise NativeDoorError(str(error)) from None
-    _kept[number, device.index] = _Kept(executable, launches)
-    _scratch[number, device.index] = max(recipe.scratch_size, ALIGNMENT)
+    with runtime.use_device(device.index):
+        runtime.synchronize_stream()  # what it was prepared with is there, whatever stream XLA has
+    _kept[number, device.index] = _Kept(executable, launches, max(recipe.scratch_size, ALIGNMENT), recipe.ordered)
     if library.hgg_add_recipe(number, device.index, launches.address, len(slots)) < 0:
         raise NativeDoorError(f"{len(slots)} operands are too many")

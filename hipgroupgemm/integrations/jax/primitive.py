@@ -109,8 +109,13 @@ def _jitted(settings: Settings) -> Any:
     return jax.jit(functools.partial(ragged_dot_p.bind, settings=settings))
 
 
+def _run(*operands: Any, settings: Settings) -> Any:
+    with jax.disable_jit(False):  # a primitive has to be compiled
+        return _jitted(settings)(*operands)
+
+
 ragged_dot_p.def_abstract_eval(_abstract)
-ragged_dot_p.def_impl(lambda *operands, settings: _jitted(settings)(*operands))
+ragged_dot_p.def_impl(_run)
 
 
 def _varying(x: Any) -> frozenset[Any]:

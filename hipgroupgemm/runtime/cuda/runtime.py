@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from hipgroupgemm.runtime.base import Runtime
 from hipgroupgemm.runtime.compile import compile_cuda, nvrtc_version
 from hipgroupgemm.runtime.errors import ForkedProcessError, RuntimeUnavailable
-from hipgroupgemm.runtime.objects import DeviceInfo, Function, LaunchDescription, Module, PreparedLaunch
+from hipgroupgemm.runtime.objects import PROGRAMMATIC, DeviceInfo, Function, LaunchDescription, Module, PreparedLaunch
 from hipgroupgemm.runtime.parameters import KernelParameters
 from hipgroupgemm.runtime.process import mapped_libraries
 
@@ -205,7 +205,7 @@ class CudaLaunch(PreparedLaunch):
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
         config.sharedMemBytes = launch.shared_bytes
         config.hStream = driver.CUstream(stream)
-        if launch.programmatic:
+        if launch.kind == PROGRAMMATIC:
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1

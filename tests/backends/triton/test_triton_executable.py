@@ -20,6 +20,7 @@ from hipgroupgemm.runtime.parameters import TENSOR_MAP
 
 WGRAD = RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
 DEVICE = kernel_config.DeviceProperties(compiler.target_of("sm_90"), 132, 232448)
+LIMITED = kernel_config.DeviceProperties(compiler.target_of("sm_90"), 3, 232448, True)
 CUDA, CPU = Device("cuda", 0), Device("cpu", 0)
 BASE, SIZES = 1 << 20, 1 << 24
 
@@ -318,3 +319,21 @@ def test_a_capture_without_anything_prepared(runtime, monkeypatch):
     monkeypatch.setattr(runtime, "capture_id", lambda _: 7)
     with pytest.raises(RuntimeError, match="prepare"):
         make(runtime, config)
+
+
+@pytest.mark.parametrize("groups", [6, 1100])
+@pytest.mark.parametrize("mode", ["rows", "contracting"])
+def test_on_some_multiprocessors_no_grid_is_larger(mode, groups, runtime, monkeypatch):
+    """Nor do two grids run at a time: a kernel behind a scan is not launched early."""
+    config = config_of(mode, rows=1 << 20, groups=groups)
+    prepared = []
+    prepare = runtime.prepare_launch
+    monkeypatch.setattr(runtime, "prepare_launch", lambda *a, **o: (prepared.append((prepare(*a, **o), a[1][0], o)), prepared[-1][0])[1])
+    kernel = next(k for _, k in defaults.ordered(config.key(), DEVICE) if k.kernel == "tma" and k.blocks > 1)
+    for properties, most in ((DEVICE, 132 * kernel.blocks), (LIMITED, 3)):
+        prepared.clear()
+        executable.TritonExecutable(runtime, CUDA, config.key(), kernel, properties, 0, None).execute(call(config))
+        used = {launch.name: (launch.grid or (grid,))[0] for launch, grid, _ in prepared}
+        assert max(used.values()) <= most and (groups == 6 or len(used) == 2)
+        assert (max(used.values()) > 3) is (most > 3), "the limit is what keeps it small"
+        assert any(options.get("programmatic") for *_, options in prepared) is (groups == 1100 and most > 3)

@@ -307,6 +307,22 @@ def _correct_bfloat16(monkeypatch: Any) -> None:
     monkeypatch.setattr(InterpreterBuilder, "cast_impl", cast)
 
 
+def sum_in_order(monkeypatch: Any) -> None:
+    """Has the interpreter's dot sum each element in the order of k, as a matrix unit does: NumPy's BLAS goes by the place in the tile."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def dot(_: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
+        import triton.language as tl
+
+        x, y = (one.data.view(ml_dtypes.bfloat16) if one.dtype.scalar == tl.bfloat16 else one.data for one in (a, b))
+        total = np.array(d.data, np.float32)
+        for column, row in zip(x.astype(np.float32).T, y.astype(np.float32), strict=True):
+            total += column[:, None] * row
+        return TensorHandle(total, d.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+
+
 @contextmanager
 def interpreted(monkeypatch: Any) -> Iterator[HostRuntime]:
     """Makes this the process's CUDA runtime."""
