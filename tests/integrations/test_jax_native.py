@@ -259,3 +259,15 @@ def test_where_it_cannot_be_built(monkeypatch, tmp_path):
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
     with pytest.raises(native.NativeDoorError, match="no FFI headers"):
         native.build()
+
+
+def test_the_command_builds_ahead_of_time(monkeypatch, tmp_path, capsys):
+    from hipgroupgemm.integrations.jax.__main__ import main
+
+    monkeypatch.setenv("HIPGROUPGEMM_CACHE_DIR", str(tmp_path))
+    assert main(["build"]) == 0 and "is built" in capsys.readouterr().out
+    monkeypatch.setenv("CXX", "false")
+    assert main(["build"]) == 0  # from the cache
+    monkeypatch.setenv("HIPGROUPGEMM_CACHE_DIR", str(tmp_path / "other"))
+    assert main(["build"]) == 1 and "cannot be built: false failed" in capsys.readouterr().err
+    assert main([]) == 2 and "usage" in capsys.readouterr().err
