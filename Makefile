@@ -1,13 +1,13 @@
 # Everything runs in virtual environments inside the checkout. `make bench` and `make test` set theirs up on first use.
 PYTHON ?= python3
 VENV ?= .venv
-VENV_TORCH ?= .venv-torch
+VENV_FRAMEWORKS ?= .venv-frameworks
 VENV_DOCS ?= .venv-docs
 PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist worksteal
 PIP_FLAGS ?= -q --disable-pip-version-check
 RUN := $(VENV)/bin/python
 
-.PHONY: bench test test-torch check docs lint clean
+.PHONY: bench test test-frameworks check docs lint clean
 
 # The main job: the six ragged-dot classes of MoE layers, checked, against the padded baselines; tables and plots go to bench/out.
 bench: $(VENV)/.bench
@@ -15,19 +15,20 @@ bench: $(VENV)/.bench
 
 # Triton reads TRITON_INTERPRET when it is imported, so what it interprets has a process of its own
 test: $(VENV)/.test
-	$(RUN) -m pytest $(PYTEST_SPREAD) $(PYTEST_FLAGS)
-	TRITON_INTERPRET=1 $(RUN) -m pytest -m interpreter tests/backends/triton $(PYTEST_SPREAD) $(PYTEST_FLAGS)
+	$(RUN) -m pytest --ignore tests/integrations $(PYTEST_SPREAD) $(PYTEST_FLAGS)
+	TRITON_INTERPRET=1 $(RUN) -m pytest -m interpreter tests/backends/triton tests/operands $(PYTEST_SPREAD) $(PYTEST_FLAGS)
 
-# torch has an environment of its own: the core tests must pass without it
-test-torch: $(VENV_TORCH)/.test
-	$(VENV_TORCH)/bin/python -m pytest -m torch tests/test_torch.py tests/integrations $(PYTEST_FLAGS)
+# the frameworks have an environment of their own: the core tests must pass without torch and transformers
+test-frameworks: $(VENV_FRAMEWORKS)/.test
+	$(VENV_FRAMEWORKS)/bin/python -m pytest -m torch tests/test_torch.py tests/integrations tests/examples $(PYTEST_SPREAD) $(PYTEST_FLAGS)
+	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/integrations $(PYTEST_SPREAD) $(PYTEST_FLAGS)
 
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-check: lint test test-torch
+check: lint test test-frameworks
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -41,9 +42,9 @@ $(VENV)/.test: pyproject.toml setup.py | $(VENV)/bin/python
 	$(RUN) -m pip install $(PIP_FLAGS) -e ".[$$($(RUN) tools/extras.py test lint)]"
 	touch $@
 
-$(VENV_TORCH)/.test: pyproject.toml setup.py tests/requirements-torch.txt
-	$(PYTHON) -m venv $(VENV_TORCH)
-	$(VENV_TORCH)/bin/python -m pip install $(PIP_FLAGS) -r tests/requirements-torch.txt -e .
+$(VENV_FRAMEWORKS)/.test: pyproject.toml setup.py tests/requirements-frameworks.txt
+	$(PYTHON) -m venv $(VENV_FRAMEWORKS)
+	$(VENV_FRAMEWORKS)/bin/python -m pip install $(PIP_FLAGS) -r tests/requirements-frameworks.txt -e .
 	touch $@
 
 # the documentation site; warnings are errors
@@ -56,6 +57,6 @@ $(VENV_DOCS)/.docs: docs/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV_TORCH) $(VENV_DOCS) build bench/out *.egg-info
+	rm -rf $(VENV) $(VENV_FRAMEWORKS) $(VENV_DOCS) build bench/out *.egg-info
 
 include tools/check_hipblaslt.mk

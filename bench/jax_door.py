@@ -100,17 +100,17 @@ def plan_time(operands: tuple[Any, ...], kind: str, lengths: tuple[int, int]) ->
         plan.execute(*views, out=memory, stream=stream)
         runtime.synchronize_stream(stream)
         for length in lengths:
-            with runtime.capture(stream) as graph:
-                for _ in range(length):
-                    plan.execute(*views, out=memory, stream=stream)
-            graphs.append(graph[0])
+            runtime._check("StreamBeginCapture", stream, runtime._capture_modes(1))
+            for _ in range(length):
+                plan.execute(*views, out=memory, stream=stream)
+            graphs.append(runtime._check("GraphInstantiate", runtime._check("StreamEndCapture", stream), 0))
 
     def measure() -> float:
         taken = []
         with runtime.use_device(device):
             for graph in graphs:
                 runtime.record_event(first, stream)
-                runtime.launch_graph(graph, stream)
+                runtime._check("GraphLaunch", graph, stream)
                 runtime.record_event(last, stream)
                 runtime.synchronize_event(last)
                 taken.append(runtime.elapsed_ms(first, last) * 1000)

@@ -117,10 +117,13 @@ class PreparedCall:
         arguments = self._arguments(pointers, call)
         if arguments is None or self.plan is None:
             return True
-        _order_streams(call, before=True)
+        others = _other_streams(call)
+        for other in others:
+            order_streams(call.device, other, call.stream)
         if not self.plan.launch(arguments):
             return False
-        _order_streams(call, before=False)
+        for other in others:
+            order_streams(call.device, call.stream, other)
         _keep_alive(call)
         return True
 
@@ -270,17 +273,14 @@ def _check_capture(call: Call) -> None:
         )
 
 
-def _order_streams(call: Call, *, before: bool) -> None:
-    """Before: this stream waits for the operands' producers. After: out's producer waits for this stream."""
+def _other_streams(call: Call) -> set[int]:
+    """The operands' streams that wait for this one and it for them: a producer may still write, and then write on what is being read."""
     if call.device.kind == "cpu":
-        return
-    views = call.views.values() if before else (call.views["out"],)
-    others = {arrays.producer_stream(view) for view in views} - {None, call.stream}
+        return set()
+    others = {stream for stream in map(arrays.producer_stream, call.views.values()) if stream not in (None, call.stream)}
     if not others or _capturing(call):  # a graph cannot wait for streams that it does not have: its owner orders it
-        return
-    for stream in others:
-        first, second = (stream, call.stream) if before else (call.stream, stream)
-        order_streams(call.device, int(first or 0), int(second or 0))
+        return set()
+    return others
 
 
 def _keep_alive(call: Call) -> None:

@@ -1,4 +1,4 @@
-"""torch's CPU tensors, for real: every type, layout, grad state and way of giving sizes (`make test-torch`)."""
+"""torch's CPU tensors, for real: every type, layout, grad state and way of giving sizes (`make test-frameworks`)."""
 
 from __future__ import annotations
 

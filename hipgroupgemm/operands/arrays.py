@@ -346,6 +346,8 @@ def _dlpack_view(obj: Any, name: str, stream: int | None) -> ArrayView:
         capsule = obj.__dlpack__(**arguments)
     view = dlpack.import_capsule(capsule, name)
     view.owner = (obj, capsule)
+    if device.kind != "cpu":
+        view.stream = stream or 0  # which the producer has made wait; whoever uses the view on another one has that wait for this one
     return view
 
 
@@ -389,7 +391,7 @@ def current_torch_stream(index: int) -> int:
 
 
 def producer_stream(view: ArrayView) -> int | None:
-    """The stream that a view's contents are produced on, or None where its producer has ordered itself already."""
+    """The stream on which a view's contents are produced, or for which its producer has ordered itself; None where nothing need wait."""
     if view.device.kind not in ("cuda", "rocm"):
         return None
     stream = current_stream(view.framework, view.device) if view.framework in ("cupy", "torch") else view.stream
@@ -449,5 +451,6 @@ def deliver(result: Any, like: ArrayView, device: Device) -> Any:
             return jax.device_put(result, next(iter(like.owner[0].devices())))
         return jax.dlpack.from_dlpack(result)
     if like.framework == "numba" and device.kind != "cpu":
-        return sys.modules["numba"].cuda.as_cuda_array(result)
+        # on the default stream, which Numba launches on, nothing has to wait: else Numba would have the host wait
+        return sys.modules["numba"].cuda.as_cuda_array(result, sync=bool(result.stream))
     return result

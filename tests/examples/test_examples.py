@@ -23,11 +23,11 @@ def run(tmp_path: Path):
     return example
 
 
-def test_there_are_five_and_they_are_short() -> None:
-    assert [path.name[:2] for path in EXAMPLES] == ["01", "02", "03", "04", "05"]
+def test_they_are_numbered_and_short() -> None:
+    assert [path.name[:2] for path in EXAMPLES] == [f"{number:02}" for number in range(1, len(EXAMPLES) + 1)]
     assert len(EXAMPLES[4].read_text().splitlines()) <= 30  # it promises that
     for path in EXAMPLES:
-        assert len(path.read_text().splitlines()) <= 45
+        assert len(path.read_text().splitlines()) <= 52
         assert path.read_text().startswith('"""')
 
 
@@ -77,3 +77,18 @@ def test_sweep_of_ones_own(run) -> None:
         (winner,) = [row for row in rows if row["tokens"] == tokens and row["wins"] == "True"]
         assert winner["verdict"] == "ok"
         assert float(winner["median_ms"]) > 0
+
+
+@pytest.mark.torch
+def test_training_in_torch(run) -> None:
+    done = run(6)
+    assert done.returncode == 0, done.stderr
+    ours, loop = re.findall(r"(\S+) -> (\S+?)(?:,|\n)", done.stdout)
+    assert ours == loop
+
+
+@pytest.mark.torch
+def test_captured_graph(run) -> None:
+    done = run(7)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("experts trained") == 3

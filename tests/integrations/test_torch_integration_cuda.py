@@ -9,7 +9,14 @@ from torch_cases import FORMS, NAMES, by_rows
 import hipgroupgemm as hgg
 from hipgroupgemm.integrations.torch import grouped_mm, ragged_dot
 
-pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")]
+# torch's own words: of the engine's thread before its first product, of the mode that finds waiting, of the compiler's empty first graph
+_SAID = (
+    "ignore:Attempting to run cuBLAS",
+    "ignore:Synchronization debug mode",
+    "ignore:The CUDA Graph is empty",
+    "ignore::DeprecationWarning:torch",
+)
+pytestmark = [pytest.mark.cuda, *(pytest.mark.filterwarnings(f"ignore:{text}") for text in _SAID)]
 every_form = pytest.mark.parametrize("form", FORMS, ids=NAMES)
 M, G, K, N = 1000, 8, 256, 320
 SIZES = [100, 0, 333, 1, 64, 0, 300, 128]  # 74 rows are left over
@@ -75,10 +82,10 @@ def test_large_enough_for_the_fast_kernels():
             close(got, wanted)
 
 
-def test_gradcheck():
+def test_float64_is_refused():
     operands = FORMS[1].operands(3, torch.float64, "cuda")
-    sizes = torch.tensor([5, 0, 3, 7], device="cuda")
-    assert torch.autograd.gradcheck(lambda *tensors: FORMS[1].call(*tensors, sizes), operands, check_forward_ad=True, fast_mode=True)
+    with pytest.raises(NotImplementedError, match="float64"):
+        FORMS[1].call(*operands, torch.tensor([5, 0, 3, 7], device="cuda"))
 
 
 def test_nothing_waits_for_the_device():
@@ -94,8 +101,8 @@ def test_nothing_waits_for_the_device():
             grouped_mm(operands[0], operands[1], ends)
 
     step()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         step()
     finally:
         torch.cuda.set_sync_debug_mode("default")

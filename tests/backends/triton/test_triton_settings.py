@@ -218,9 +218,9 @@ def test_grids_keep_to_the_limit(mode, monkeypatch, rng):
 # a kernel that can finish only while all its blocks are at work, each on an SM of its own: they wait for each other, for a second at most
 _MEETING = """
 extern "C" __global__ void meeting(unsigned* arrived, unsigned blocks, unsigned* met) {
-  extern __shared__ char all[];
+  extern __shared__ char whole[];
   if (threadIdx.x) return;
-  all[0] = 0;
+  whole[0] = 0;
   atomicAdd(arrived, 1);
   const long long begin = clock64();
   while (atomicAdd(arrived, 0) < blocks)
