@@ -399,8 +399,8 @@ class GroupedMatmulPlan:
                 f"asked for: {asked}" if asked else "",
                 self._remark,
                 f"serves ragged extents up to {c.capacity}",
-                f"strides in elements: lhs (batch, m, k) {c.lhs_strides}, rhs (group, batch, k, n) {c.rhs_strides}, "
-                f"out (group, batch, m, n) {c.output_strides}{f', c {c.c_strides}' if c.beta else ''}"
+                f"strides (elements): lhs (batch, m, k) {c.lhs_strides}, rhs{' list' * c.rhs_listed} (group, batch, k, n) {c.rhs_strides}, "
+                f"out{' list' * c.out_listed} (group, batch, m, n) {c.output_strides}{f', c {c.c_strides}' if c.beta else ''}"
                 f"{f', bias (group, n) {(c.bias_group_stride, c.bias_inner_stride)}' if c.epilogue.bias else ''}; "
                 f"aligned to {c.lhs_alignment}, {c.rhs_alignment} and {c.output_alignment} bytes",
                 self._executable(normalize_stream(self.device.kind, None)).explain(),
