@@ -2,8 +2,9 @@
 
 For each shape two times of each way, in one process, the ways taking turns:
 
-* device time: jitted programs of a few and of many ragged dots, one behind the other on the same operands; the difference of their times
-  over that of their lengths, so that what a program costs beside them drops out. The plan's own likewise, by graphs of its executes.
+* device time: jitted programs of a few and of many ragged dots, each with a left operand of its own, so that XLA merges none; the
+  difference of their times over that of their lengths, so that what a program costs beside them drops out. The plan's own likewise, by
+  graphs of its executes.
 * host time: what a call of the jitted function takes until it returns, the device left behind; the median in microseconds.
 
     JAX_PLATFORMS=cuda,cpu python bench/jax_door.py [--rounds N] [--csv FILE]
@@ -30,7 +31,7 @@ from hipgroupgemm.integrations.jax import native
 from hipgroupgemm.operands.arrays import as_array
 from hipgroupgemm.runtime import get_runtime
 
-SHAPES = (  # rows, k, n, groups, type, lengths of the chains
+SHAPES = (  # rows, k, n, groups, type, how many in the two programs
     (256, 256, 256, 8, "bfloat16", (20, 220)),
     (4096, 2048, 1408, 64, "bfloat16", (10, 60)),
     (8192, 4096, 14336, 8, "bfloat16", (2, 8)),
@@ -49,17 +50,9 @@ def median_times(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str,
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def chained(dot: Any, length: int) -> Any:
-    """A program of so many ragged dots that XLA can neither merge nor reorder: each one's left operand waits for the result before it."""
-
-    def program(x: Any, w: Any, s: Any) -> Any:
-        out = dot(x, w, s)
-        for _ in range(length - 1):
-            x, out = jax.lax.optimization_barrier((x, out))
-            out = dot(x, w, s)
-        return out
-
-    return jax.jit(program)
+def repeated(dot: Any) -> Any:
+    """A program of one ragged dot for each of the left operands."""
+    return jax.jit(lambda xs, w, s: [dot(x, w, s) for x in xs])
 
 
 def host_time(function: Any, operands: tuple[Any, ...], calls: int = 50) -> float:
@@ -73,12 +66,12 @@ def host_time(function: Any, operands: tuple[Any, ...], calls: int = 50) -> floa
     return statistics.median(taken)
 
 
-def chain_time(programs: tuple[Any, Any], operands: tuple[Any, ...], lengths: tuple[int, int]) -> float:
-    """Microseconds that one ragged dot more adds to a chain."""
+def added_time(program: Any, lefts: list[Any], operands: tuple[Any, ...], lengths: tuple[int, int]) -> float:
+    """Microseconds that one ragged dot more adds to a program."""
     taken = []
-    for program in programs:
+    for length in lengths:
         began = time.perf_counter_ns()
-        program(*operands).block_until_ready()
+        jax.block_until_ready(program(lefts[:length], *operands[1:]))
         taken.append((time.perf_counter_ns() - began) / 1000)
     return (taken[1] - taken[0]) / (lengths[1] - lengths[0])
 
@@ -148,20 +141,21 @@ def measure_shape(shape: tuple[Any, ...], rounds: int) -> list[tuple[Any, ...]]:
 
     dots = {"native": door.ragged_dot, "buffer_callback": by_callback, "jax.lax": jax.lax.ragged_dot}
     singles = {name: jax.jit(dot) for name, dot in dots.items()}
-    chains = {name: (chained(dot, lengths[0]), chained(dot, lengths[1])) for name, dot in dots.items()}
+    programs = {name: repeated(dot) for name, dot in dots.items()}
+    lefts = [operands[0] + 0 for _ in range(lengths[1])]
     for name in dots:
 
         def warm(name: str = name) -> None:
-            for program in (singles[name], *chains[name]):
-                for _ in range(3):
-                    program(*operands).block_until_ready()
+            for _ in range(3):
+                singles[name](*operands).block_until_ready()
+                added_time(programs[name], lefts, operands, lengths)
 
         with_closed_door(warm) if name == "buffer_callback" else warm()
     ours, theirs = (np.asarray(singles[name](*operands), np.float32) for name in ("native", "jax.lax"))
     worst = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
     if not worst <= 0.02:
         raise SystemExit(f"{shape}: ours and JAX's differ by {worst:.3g} of the largest value")
-    ways: dict[str, Callable[[], float]] = {name: partial(chain_time, chains[name], operands, lengths) for name in dots}
+    ways: dict[str, Callable[[], float]] = {name: partial(added_time, programs[name], lefts, operands, lengths) for name in dots}
     ways["plan"] = plan_time(operands, kind, lengths)
     ways["plan"]()
     device = median_times(ways, rounds)

@@ -123,6 +123,25 @@ def test_nan_never_leaves_its_group(rng):
     assert not np.asarray(d_w)[1].any() and np.isfinite(np.asarray(d_w)[[0, 3]]).all() and np.isnan(np.asarray(d_w)[2]).any()
 
 
+def test_batch_invariance(rng):
+    """A token's bits, and those of its gradient, are the same alone and among others."""
+    x, w = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((61, 33), (2, 33, 17)))
+
+    def value_and_gradient(x, sizes):
+        out, back = jax.vjp(lambda x, w: ragged_dot(x, w, sizes, batch_invariant=True), x, w)
+        return out, back(jnp.ones_like(out))[0]
+
+    many = value_and_gradient(x, jnp.array([20, 41]))
+    few = value_and_gradient(x[17:26], jnp.array([3, 6]))
+    for all_rows, some in zip(many, few, strict=True):
+        np.testing.assert_array_equal(np.asarray(all_rows)[17:26], np.asarray(some))
+    with pytest.raises(NotImplementedError, match="batch_invariant"):
+        wgrad = hgg.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+        ragged_dot_general(x, x, jnp.array([20, 41]), wgrad, batch_invariant=True)
+    with pytest.raises(ValueError, match="max_multiprocessors"):
+        ragged_dot(x, w, jnp.array([20, 41]), max_multiprocessors=0)
+
+
 def test_wrong_sizes_are_clamped(rng):
     x, w = jnp.asarray(rng.standard_normal((6, 4))), jnp.asarray(rng.standard_normal((3, 4, 2)))
     for wrong, clamped in (([4, 5, 9], [4, 2, 0]), ([-3, 2, 1], [0, 2, 1])):

@@ -108,7 +108,8 @@ def launched_by_plan(door, chosen, operands, addresses, monkeypatch):
             return at["scratch"]
 
     monkeypatch.setattr(executable, "Scratch", Scratch)
-    with plans.GroupedMatmulPlan(config, "triton", Device("cuda", 0), use_store=False) as plan:
+    most = chosen.max_multiprocessors
+    with plans.GroupedMatmulPlan(config, "triton", Device("cuda", 0), use_store=False, max_multiprocessors=most) as plan:
         ready = plan._backend.prepare(plan.key, plan.device, plan.algorithm, 0)
         sizes = operands[2]
         view = ArrayView(0, problem.sizes_shape, problem.sizes_strides, np.dtype(sizes.dtype.name), plan.device, "jax")
@@ -141,6 +142,7 @@ CASES = {
     "odd sizes, portable": (settings(), (33, 65), (6, 65, 63), 6, "int32"),
     "a bias": (settings(has_bias=True), (33, 64), (6, 64, 63), 6, "int32"),
     "alpha": (settings(alpha=0.5), (64, 64), (6, 64, 64), 6, "int32"),
+    "few multiprocessors": (settings(max_multiprocessors=5), (2048, 64), (6, 64, 64), 6, "int32"),
     "an offset on the host": (settings(group_offset=2), (64, 64), (6, 64, 64), 9, "int32"),
     "an offset on the device": (settings(has_group_offset=True), (64, 64), (6, 64, 64), 9, "int32"),
     "no rows": (settings(WGRAD), (0, 64), (0, 64), 3, "int32"),
@@ -259,3 +261,15 @@ def test_where_it_cannot_be_built(monkeypatch, tmp_path):
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
     with pytest.raises(native.NativeDoorError, match="no FFI headers"):
         native.build()
+
+
+def test_the_command_builds_ahead_of_time(monkeypatch, tmp_path, capsys):
+    from hipgroupgemm.integrations.jax.__main__ import main
+
+    monkeypatch.setenv("HIPGROUPGEMM_CACHE_DIR", str(tmp_path))
+    assert main(["build"]) == 0 and "is built" in capsys.readouterr().out
+    monkeypatch.setenv("CXX", "false")
+    assert main(["build"]) == 0  # from the cache
+    monkeypatch.setenv("HIPGROUPGEMM_CACHE_DIR", str(tmp_path / "other"))
+    assert main(["build"]) == 1 and "cannot be built: false failed" in capsys.readouterr().err
+    assert main([]) == 2 and "usage" in capsys.readouterr().err

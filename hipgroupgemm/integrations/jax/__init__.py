@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hipgroupgemm.backends.base import Multiprocessors
+from hipgroupgemm.config import RaggedDotMode
 from hipgroupgemm.integrations.jax import lowering as _lowering
 from hipgroupgemm.integrations.jax import transformations as _transformations
 from hipgroupgemm.integrations.jax.native import NativeDoorError, build, check
@@ -45,6 +47,8 @@ def ragged_dot(
     bias: Any = None,
     alpha: float = 1.0,
     deterministic: bool = False,
+    batch_invariant: bool = False,
+    max_multiprocessors: int | None = None,
     backend: str | None = None,
     use_store: bool = True,
 ) -> Any:
@@ -60,6 +64,9 @@ def ragged_dot(
         bias: (g, n), out's type, added to covered rows.
         alpha: a real number that scales the product.
         deterministic: only algorithms that give equal bits for equal inputs.
+        batch_invariant: only algorithms with which a row of out has the same bits whatever m, its place and the other rows are; lhs's
+            gradient as well.
+        max_multiprocessors: the most CUs or SMs to occupy at a time; None for all. Without effect on a CPU.
         backend: a backend's name, which then runs it or refuses when it is lowered; None takes the best.
         use_store: whether stored tuning results decide about backend and algorithm. They are looked at when a program is lowered.
 
@@ -92,6 +99,8 @@ def ragged_dot_general(
     bias: Any = None,
     alpha: float = 1.0,
     deterministic: bool = False,
+    batch_invariant: bool = False,
+    max_multiprocessors: int | None = None,
     backend: str | None = None,
     use_store: bool = True,
     group_count: int | None = None,
@@ -142,10 +151,14 @@ def _call(
     out_type = result_dtype(operands["lhs"].dtype, operands["rhs"].dtype, preferred)
     out_type = jax.dtypes.canonicalize_dtype(out_type)
     precision = tuple(precision) if isinstance(precision, list) else precision
+    if settings["max_multiprocessors"] is not None:
+        Multiprocessors.of(settings["max_multiprocessors"])
     chosen = Settings(numbers, out_type.name, precision, known, **settings)
     _, problem = problem_of(
         shapes_of(operands[role] for role in ("lhs", "rhs", "group_sizes", "group_offset", "bias") if role in operands),
         chosen.change(has_group_offset="group_offset" in operands, has_bias=bias is not None),
     )
     check_host_values(problem.axes, None, ends=False, group_offset=known)
+    if chosen.batch_invariant and problem.axes.mode is not RaggedDotMode.NON_CONTRACTING:
+        raise NotImplementedError(f"batch_invariant=True: is said of rows of out that are ragged, this is {problem.axes.mode.name}")
     return bind(operands, chosen)

@@ -19,12 +19,16 @@ from jax.interpreters import mlir
 
 from hipgroupgemm import api
 from hipgroupgemm.backends.base import Arguments
+from hipgroupgemm.backends.reference import compute_call
 from hipgroupgemm.config import RaggedDotMode
 from hipgroupgemm.integrations.jax import native
 from hipgroupgemm.integrations.jax.primitive import Settings, bind, by_role, problem_of, ragged_dot_p, shapes_of
 from hipgroupgemm.operands.arrays import as_array
+from hipgroupgemm.operands.dtypes import compute_type_of
 from hipgroupgemm.operands.views import Device
+from hipgroupgemm.problem.canonicalize import canonicalize
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
+from hipgroupgemm.problem.parse import parse
 
 __all__ = ["rearranged", "register"]
 
@@ -47,8 +51,13 @@ def _arguments(settings: Settings) -> dict[str, Any]:
 
 
 def _on_host(*operands: Any, settings: Settings) -> Any:
-    arrays = {role: np.asarray(operand) for role, operand in by_role(operands, settings).items()}
-    return api.ragged_dot_reference(**{**_arguments(settings), **arrays})
+    arguments = {**_arguments(settings), **{role: np.asarray(operand) for role, operand in by_role(operands, settings).items()}}
+    _, problem = problem_of(shapes_of(operands), settings)
+    arguments["out"] = np.empty(problem.axes.out_shape, problem.out_dtype)
+    call = parse(arguments)
+    kind = compute_type_of(call.lhs.dtype, call.views["rhs"].dtype, problem.out_dtype)
+    compute_call(call, canonicalize(call, arguments).axes, np.dtype(kind), batch_invariant=settings.batch_invariant)
+    return arguments["out"]
 
 
 def _cpu(*operands: Any, settings: Settings) -> Any:

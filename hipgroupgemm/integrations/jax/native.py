@@ -156,7 +156,7 @@ def add_recipe(devices: Sequence[Device], arguments: Arguments, slots: Sequence[
         devices: where the program may run.
         arguments: the call; its pointers are not looked at.
         slots: what the handler's buffers are, in order: roles, and "scratch" last.
-        settings: of the plan: backend, deterministic, use_store.
+        settings: of the plan, but for config and device.
 
     Returns:
         The handler's name; the recipe's number, the same in every process with the same algorithms; and the bytes of scratch that it needs.
@@ -170,7 +170,7 @@ def add_recipe(devices: Sequence[Device], arguments: Arguments, slots: Sequence[
     view, offset = arguments.group_sizes, arguments.group_offset
     algorithms = sorted({plan.algorithm.key for plan in plans.values()})
     call = arguments.ends, arguments.tail, view.shape, view.dtype.str, offset if isinstance(offset, int) else offset.dtype.str
-    text = repr((__version__, arguments.config.to_json(), call, tuple(slots), algorithms))
+    text = repr((__version__, arguments.config.to_json(), call, tuple(slots), algorithms, settings["max_multiprocessors"]))
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
     with _lock:
         for device, plan in plans.items():
@@ -185,7 +185,9 @@ def _add(library: ctypes.CDLL, number: int, device: Device, plan: GroupedMatmulP
     if device not in _faults:
         _faults[device] = _Faults(device)
     fault = _faults[device].take(arguments.config.ragged_extent)
-    executable = get_backend(plan.backend).prepare(plan.key, device, plan.algorithm, 0)  # of its own: its parameters are written in place
+    backend, most = get_backend(plan.backend), plan.settings.max_multiprocessors
+    backend = backend.limited(most) if most else backend
+    executable = backend.prepare(plan.key, device, plan.algorithm, 0)  # of its own: its parameters are written in place
     recipe = executable.recipe(arguments, slots, fault)
     if recipe is None:
         executable.close()

@@ -29,7 +29,7 @@ class Settings:
         numbers: the dimension numbers. out_type: out's, by name.
         group_offset: the first group where it is known on the host; an array comes as an operand.
         has_group_offset, has_bias: which operands follow lhs, rhs and group_sizes.
-        precision, group_count, alpha, backend, deterministic, use_store: as `ragged_dot_general`'s.
+        precision, group_count, alpha, backend, deterministic, batch_invariant, max_multiprocessors, use_store: as `ragged_dot_general`'s.
     """
 
     numbers: RaggedDotDimensionNumbers
@@ -40,6 +40,8 @@ class Settings:
     alpha: float = 1.0
     backend: str | None = None
     deterministic: bool = False
+    batch_invariant: bool = False
+    max_multiprocessors: int | None = None
     use_store: bool = True
     has_group_offset: bool = False
     has_bias: bool = False
@@ -52,7 +54,8 @@ class Settings:
     @property
     def plan(self) -> dict[str, Any]:
         """What a plan is made with."""
-        return {name: getattr(self, name) for name in ("backend", "deterministic", "use_store")}
+        names = ("backend", "deterministic", "batch_invariant", "max_multiprocessors", "use_store")
+        return {name: getattr(self, name) for name in names}
 
     def change(self, **changes: Any) -> Settings:
         """With other values."""

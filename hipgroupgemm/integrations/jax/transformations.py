@@ -92,7 +92,9 @@ def _gradient(role: str, d_out: Any, other: Any, aval: Any, operands: dict[str, 
         **{name: operands[name] for name in ("group_sizes", "group_offset") if name in operands},
     }
     slabs = aval.shape[axes.group[0]] if role == "rhs" and axes.mode is RaggedDotMode.NON_CONTRACTING else None
-    result = bind(used, settings.change(numbers=numbers, out_type=aval.dtype.name, group_count=slabs))
+    # rows of a weight gradient belong to no token, so there is nothing to be invariant; lhs's gradient of a ragged k has rows of tokens
+    invariant = settings.batch_invariant and (role == "lhs") == (axes.mode is RaggedDotMode.NON_CONTRACTING)
+    result = bind(used, settings.change(numbers=numbers, out_type=aval.dtype.name, group_count=slabs, batch_invariant=invariant))
     order = [labels.index(axis) for axis in range(len(labels))]
     return result if order == sorted(order) else jnp.transpose(result, order)
 
