@@ -92,3 +92,15 @@ def test_captured_graph(run) -> None:
     done = run(7)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("experts trained") == 3
+
+
+def test_training_in_jax(run) -> None:
+    done = run(8)
+    assert done.returncode == 0, done.stderr
+    assert "ragged dots" in done.stdout
+
+
+def test_expert_parallel(run) -> None:
+    done = run(9)
+    assert done.returncode == 0, done.stderr
+    assert "differ by 0.0" in done.stdout
