@@ -72,7 +72,7 @@ def main() -> int:
                         harness.flush()
                         own.append(harness.time(call))
             stacked, listed_time = (statistics.median(own[1:]) for own in times)
-            ratio, verdict = listed_time / stacked, result.fault or "ok"
+            ratio, verdict = listed_time / stacked, result.verdict or "ok"
             rows.append((kind.name, tokens, algorithm.name, stacked, listed_time, ratio, verdict))
             where = f"{kind.name:9} M={tokens:7}"
             print(f"{where} {stacked:8.4f} ms stacked {listed_time:8.4f} ms listed {ratio:6.3f}  {verdict}  {algorithm.name}")
