@@ -98,7 +98,10 @@ typedef struct hgg_tile {
 /* Where record (batch, group) finds an operand, in 64 bits:
  *   base + start * row_stride + group * group_stride + batch * batch_stride
  * start is the group's first row (0 for an empty group, so that the address stays inside the operand), group
- * counts from 0 whatever group_offset is. base 0: the template's address is kept. */
+ * counts from 0 whatever group_offset is. base 0: the template's address is kept.
+ * group_stride HGG_LISTED: the groups' arrays lie anywhere; base is the address of a table of their addresses,
+ * 8-byte aligned, and what is read there takes the place of base + group * group_stride. */
+#define HGG_LISTED (-9223372036854775807LL - 1)
 typedef struct hgg_operand {
   hgg_u64 base;
   hgg_i64 row_stride;
@@ -107,7 +110,8 @@ typedef struct hgg_operand {
 } hgg_operand;
 
 /* A matrix for hgg_zero_uncovered. Elements are at
- *   base + batch * batch_stride + group * group_stride + row * row_stride + column * column_stride */
+ *   base + batch * batch_stride + group * group_stride + row * row_stride + column * column_stride
+ * with group_stride as in hgg_operand. */
 typedef struct hgg_matrix {
   hgg_u64 base;
   hgg_i64 row_stride;

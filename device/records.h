@@ -41,8 +41,8 @@ HGG_FUNCTION void stage_common(const hgg_arguments& a, hgg_u32* stage, int recor
 HGG_FUNCTION void put_address(hgg_u32* record, int word, const hgg_operand& operand, hgg_u64 row,
                               hgg_u64 group, hgg_u64 batch) {
   if (!operand.base) return;
-  const hgg_u64 address = operand.base + row * (hgg_u64)operand.row_stride +
-                          group * (hgg_u64)operand.group_stride + batch * (hgg_u64)operand.batch_stride;
+  const hgg_u64 address = group_address(operand.base, operand.group_stride, group) +
+                          row * (hgg_u64)operand.row_stride + batch * (hgg_u64)operand.batch_stride;
   record[word] = (hgg_u32)address;
   record[word + 1] = (hgg_u32)(address >> 32);
 }

@@ -121,6 +121,11 @@ struct ReadOne {
 };
 
 // One integer as int64, saturated.
+// Where a group's array starts, see hgg_operand.
+HGG_FUNCTION hgg_u64 group_address(hgg_u64 base, hgg_i64 group_stride, hgg_u64 group) {
+  return group_stride == HGG_LISTED ? read<hgg_u64>(base + 8 * group) : base + group * (hgg_u64)group_stride;
+}
+
 HGG_FUNCTION hgg_i64 read_integer(hgg_u64 address, hgg_i32 type) {
   hgg_i64 value = 0;
   with_width_of(type, ReadOne{address, type, &value});

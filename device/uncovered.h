@@ -32,7 +32,7 @@ struct Piece {
 };
 
 HGG_FUNCTION hgg_u64 place(const hgg_matrix& m, hgg_u64 batch, hgg_u64 group, hgg_i64 row) {
-  return m.base + batch * (hgg_u64)m.batch_stride + group * (hgg_u64)m.group_stride +
+  return group_address(m.base, m.group_stride, group) + batch * (hgg_u64)m.batch_stride +
          (hgg_u64)row * (hgg_u64)m.row_stride;
 }
 
@@ -112,7 +112,7 @@ struct Writer {
   Real beta;
   bool reads;      // beta is not 0
   bool same;       // c has out's type
-  bool aligned;    // every element of out lies on a multiple of its size
+  bool aligned;    // every element of the piece of out lies on a multiple of its size
   bool c_aligned;  // likewise of c
 
   HGG_MEMBER Storage value_at(hgg_u64 c) const {
@@ -201,24 +201,22 @@ struct Writer {
 template <class Type>
 HGG_FUNCTION void write_pieces(const hgg_arguments& a, UncoveredShared& shared, hgg_u32 first, int count,
                                 hgg_u32& turn, typename Type::Real beta, bool reads) {
-  const hgg_u64 out_bits = a.out.base | (hgg_u64)(a.out.row_stride | a.out.column_stride |
-                                                  a.out.group_stride | a.out.batch_stride);
-  const hgg_u64 c_bits = a.c_matrix.base | (hgg_u64)(a.c_matrix.row_stride | a.c_matrix.column_stride |
-                                                     a.c_matrix.group_stride | a.c_matrix.batch_stride);
-  const Writer<Type> writer{&a,
-                                beta,
-                                reads,
-                                a.c_type == a.out_type,
-                                (out_bits & (sizeof(typename Type::Storage) - 1)) == 0,
-                                (c_bits & (hgg_u64)(bytes_of(a.c_type) - 1)) == 0};
+  const hgg_u64 out_bits = (hgg_u64)(a.out.row_stride | a.out.column_stride);
+  const hgg_u64 c_bits = (hgg_u64)(a.c_matrix.row_stride | a.c_matrix.column_stride);
   hgg_u32 after = turn;
   HGG_PHASE(t) {
     after = turn;
     HGG_ROLLED
     for (int word = 0; word < ceiling(count, 32); ++word)
       for (hgg_u32 bits = shared.mask[word]; bits; bits &= bits - 1) {
-        const hgg_u32 candidate = first + 32 * word + (hgg_u32)lowest_bit(bits);
-        after = writer.piece(piece_of(a, candidate), after, t);
+        const Piece piece = piece_of(a, first + 32 * word + (hgg_u32)lowest_bit(bits));
+        const Writer<Type> writer{&a,
+                                  beta,
+                                  reads,
+                                  a.c_type == a.out_type,
+                                  ((out_bits | piece.out) & (sizeof(typename Type::Storage) - 1)) == 0,
+                                  ((c_bits | piece.c) & (hgg_u64)(bytes_of(a.c_type) - 1)) == 0};
+        after = writer.piece(piece, after, t);
       }
   }
   turn = after;

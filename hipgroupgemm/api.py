@@ -14,8 +14,9 @@ import numpy as np
 from hipgroupgemm.backends import backend_names, check_settings, get_backend
 from hipgroupgemm.backends.base import Multiprocessors
 from hipgroupgemm.backends.reference import compute_call
+from hipgroupgemm.caches import CallCache, PlanCache
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
-from hipgroupgemm.dispatch import CallCache, PlanCache, PreparedCall, run, take_output
+from hipgroupgemm.dispatch import PreparedCall, run, take_output
 from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.dtypes import compute_type_of, dtype_of
 from hipgroupgemm.plan import GroupedMatmulPlan
@@ -62,7 +63,7 @@ def ragged_dot(
 
     Args:
         lhs: (m, k), rows in group order.
-        rhs: (g, k, n), one matrix a group.
+        rhs: (g, k, n), one matrix per group; or a list of g arrays (k, n) of one type, device and strides, each anywhere in memory.
         group_sizes: (g,) integers: how many rows each group has. On the device they are not read back; on the host they are checked.
         precision: as JAX's; float32 products are IEEE unless TF32 is asked for by name ("tensorfloat32").
         preferred_element_type: out's type; None for JAX's rule (the operands' wider type).
@@ -144,7 +145,8 @@ def ragged_dot_general(
     ================  ===========  ==============  ==============  ==============
 
     Args:
-        lhs, rhs, group_sizes, offs: the operands, shaped as above; sizes may have the full prefix that JAX allows.
+        lhs, rhs, group_sizes, offs: the operands, shaped as above; sizes may have the full prefix that JAX allows. An operand with groups
+            (rhs; out and c together, where the ragged dimension is contracted) may be a list of one array per group, for axis 0.
         ragged_dot_dimension_numbers: `RaggedDotDimensionNumbers`, this package's or JAX's.
         group_count: contracted only, with a group_offset: how many slabs out has (default: out's, else all groups).
         precision, preferred_element_type, group_offset, out, c, bias, alpha, beta, tail, check: as in `ragged_dot`. Empty

@@ -67,6 +67,9 @@ class GroupedGemmConfig:
     Three extents that are equal in a plain product are kept apart: the rows of the lhs array (`lhs_rows`), the rows multiplied (m), and
     the rows of out (`out_rows`). `lhs_rows_extent` and `out_rows_extent` are None where rows are not gathered or scattered.
 
+    `rhs_listed` (NON_CONTRACTING) and `out_listed` (CONTRACTING; c as well): the operand is one array per group, each of them anywhere. Its
+    group stride then says nothing and is that of the arrays in a row; its alignment is the least of them all.
+
     Raises TypeError or ValueError, from `validate_config`, when the fields do not make sense together.
 
     Example:
@@ -121,6 +124,8 @@ class GroupedGemmConfig:
     bias_inner_stride: int = dataclasses.field(default=1, metadata=_LAYOUT)
     lhs_rows_extent: int | None = None
     out_rows_extent: int | None = None
+    rhs_listed: bool = False
+    out_listed: bool = False
 
     def __post_init__(self) -> None:
         validate_config(self)
@@ -384,7 +389,7 @@ class GroupedGemmConfig:
 
     @classmethod
     def from_json(cls, text: str) -> GroupedGemmConfig:
-        """The config that `to_json` wrote.
+        """The config that `to_json` wrote. `rhs_listed` and `out_listed` may be missing: they came after others were written.
 
         Raises ValueError for text that is no such object, of another version, or with fields missing, unknown or of a wrong type.
         """
@@ -400,7 +405,7 @@ class GroupedGemmConfig:
             names = {field.name for field in dataclasses.fields(kind)}
             if not isinstance(found, dict):
                 raise ValueError(f"{name}: got {found!r}, wanted an object of the fields {', '.join(sorted(names))}")
-            if found.keys() != names:
+            if found.keys() | {"rhs_listed", "out_listed"} & names != names:
                 raise ValueError(f"{name}: missing fields {sorted(names - found.keys())}, unknown fields {sorted(found.keys() - names)}")
         try:
             data["ragged_mode"] = RaggedDotMode(data["ragged_mode"])

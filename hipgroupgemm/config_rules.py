@@ -37,7 +37,7 @@ def inner_axis(strides: tuple[int, int], prefer_second: bool = True) -> int:
 
 
 _TYPES = {
-    **dict.fromkeys(("trans_a", "trans_b", "must_swap_operands", "sizes_per_batch"), (bool, "a bool")),
+    **dict.fromkeys(("trans_a", "trans_b", "must_swap_operands", "sizes_per_batch", "rhs_listed", "out_listed"), (bool, "a bool")),
     **{"ragged_mode": (RaggedDotMode, "a RaggedDotMode"), "epilogue": (Epilogue, "an Epilogue")},
 }
 _CHOICES = {"precision_algorithm": PRECISION_ALGORITHMS, "compute_type": COMPUTE_TYPES}
@@ -122,5 +122,10 @@ def _validate_layout(config: GroupedGemmConfig) -> None:
 def _validate_groups(config: GroupedGemmConfig) -> None:
     if config.group_total < config.group_count and config.ragged_mode is not RaggedDotMode.BATCH:
         raise ValueError(f"group_total={config.group_total}: there must be at least group_count={config.group_count} group sizes")
+    for name, mode in (("rhs_listed", RaggedDotMode.NON_CONTRACTING), ("out_listed", RaggedDotMode.CONTRACTING)):
+        if getattr(config, name) and config.ragged_mode is not mode:
+            raise ValueError(f"{name}=True: only {mode.name} has it, not {config.ragged_mode.name}")
+        if getattr(config, name) and config.group_count == 0:
+            raise ValueError(f"{name}=True: a list has at least one array, and group_count is 0")
     if config.epilogue.bias and config.ragged_mode is not RaggedDotMode.NON_CONTRACTING:
         raise ValueError(f"epilogue.bias: only NON_CONTRACTING takes a bias, not {config.ragged_mode.name}")

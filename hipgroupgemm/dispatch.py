@@ -1,4 +1,4 @@
-"""The front door: parse -> canonicalize -> plan -> execute, each entered once, and the two caches between them.
+"""The front door: parse -> canonicalize -> plan -> execute, each entered once, with the caches of calls and plans in between.
 
 A call is looked at once. What came of it is kept in a `CallCache` under the layouts of its operands (shapes, strides, types, alignments,
 device, stream) and its settings; the same call with other arrays finds it there and costs reading addresses. Every check that depends on
@@ -9,58 +9,37 @@ other, or with a stream, a workspace or a check of their own, are parsed each ti
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 import os
 import sys
-import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
 from hipgroupgemm.backends import selection
 from hipgroupgemm.backends.base import Arguments, Multiprocessors
+from hipgroupgemm.caches import CallCache, Plan
 from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.device_array import order_streams
 from hipgroupgemm.operands.dtypes import DTYPES
 from hipgroupgemm.operands.exchange import exchange_reader
-from hipgroupgemm.operands.views import ArrayView, numpy_view, packed_strides
+from hipgroupgemm.operands.views import ArrayView, ListView, numpy_view, packed_strides
 from hipgroupgemm.problem.canonicalize import GroupCount, Problem, check_host_values
 from hipgroupgemm.problem.dimension_numbers import RaggedDotDimensionNumbers
-from hipgroupgemm.problem.parse import ARRAYS, Call, parse
+from hipgroupgemm.problem.parse import ARRAYS, ROLES, Call, parse
 from hipgroupgemm.runtime import get_runtime
-from hipgroupgemm.runtime.forks import new_rlock
 
-__all__ = ["CallCache", "Plan", "PlanCache", "PreparedCall", "run", "take_output"]
+__all__ = ["PreparedCall", "run", "take_output"]
 
-_MOST_CALLS = 512
 _MOST_READERS = 256
 CHECK_VARIABLE = "HIPGROUPGEMM_CHECK"
 _SYNC = str(b"sync", "ascii")  # an object of its own: the environment's word, not the caller's
-ticks = itertools.count(1)
 # no int and no float: 1 and 1.0 would be found under True, which is no int anywhere
 _PLAIN = set(
     (str, bool, type, type(None), GroupCount, Multiprocessors, RaggedDotDimensionNumbers, *(type(dtype) for dtype in DTYPES.values()))
 )
 _SCALARS = (float, int, type(None))
-
-
-class Plan(Protocol):
-    """What a call needs of a plan: `GroupedMatmulPlan` is one."""
-
-    def launch(self, arguments: Arguments, pointers: dict[str, int] | None = None) -> bool:
-        """Runs arguments that are checked, with operands at `pointers` where they are given; false where the plan is closed."""
-
-    def retire(self) -> None:
-        """Closes it as soon as no call uses it; does not wait."""
-
-    @property
-    def captured(self) -> bool:
-        """Whether a graph capture used it."""
-
-    last_use: int
-    """`ticks` at the latest use."""
 
 
 class PreparedCall:
@@ -71,7 +50,10 @@ class PreparedCall:
         version: `selection.version` when the plan was chosen.
     """
 
-    __slots__ = ("_c_like_out", "_call", "_drops_c", "_last", "_like", "_out_reach", "_reaches", "_sizes", "plan", "problem", "version")
+    __slots__ = (
+        *("_c_like_out", "_call", "_drops_c", "_last", "_like", "_listed", "_out_reach", "_reaches", "_sizes"),
+        *("plan", "problem", "version"),
+    )
 
     def __init__(self, plan: Plan | None, problem: Problem, call: Call) -> None:
         self.plan, self.problem, self.version = plan, problem, selection.version
@@ -84,10 +66,13 @@ class PreparedCall:
         self._out_reach = 0 if out is None else out.reach
         self._c_like_out = c is not None and out is not None and (c.shape, c.strides) == (out.shape, out.strides)  # may be exactly out
         self._drops_c = c is not None and problem.config is not None and not problem.config.beta
+        self._listed = tuple(role for role, view in call.views.items() if isinstance(view, ListView))
         self._last: Arguments | None = None
 
-    def may_overlap(self, pointers: dict[str, int]) -> bool:
+    def may_overlap(self, pointers: dict[str, Any]) -> bool:
         """Whether the caller's out may share memory with another operand, so that the call has to be parsed."""
+        if self._listed:
+            return self._lists_may_overlap(pointers)
         start = pointers.get("out", 0)
         end = start + self._out_reach
         if start == end:
@@ -95,18 +80,42 @@ class PreparedCall:
         found = [role for role, reach in self._reaches if start < pointers[role] + reach and pointers[role] < end]
         return found != [] and not (found == ["c"] and self._c_like_out and pointers["c"] == start)
 
-    def again(self, pointers: dict[str, int], lhs: Any, out: Any) -> Any:
+    def _lists_may_overlap(self, pointers: dict[str, Any]) -> bool:
+        """As `may_overlap`, where operands are lists: no array of out may meet any other array."""
+        if "out" not in pointers:
+            return False
+        reaches = dict(self._reaches)
+        if self._c_like_out and pointers.get("c") == pointers["out"]:
+            del reaches["c"]
+        spans = []
+        for role, reach in (*reaches.items(), ("out", self._out_reach)):
+            starts = pointers[role] if role in self._listed else (pointers[role],)
+            spans += [(start, start + reach, role == "out") for start in starts]
+        end = end_of_out = 0
+        for start, stop, is_out in sorted(spans):
+            if start < end_of_out or (is_out and start < end):
+                return True
+            if is_out:
+                end_of_out = stop
+            else:
+                end = max(end, stop)
+        return False
+
+    def again(self, pointers: dict[str, Any], lhs: Any, out: Any) -> Any:
         """Makes the call with operands at these addresses; `_CLOSED` where the plan has been closed meanwhile. A new out is like lhs."""
-        call, result = self._call, out
+        call, result, lists = self._call, out, None
+        if self._listed:
+            lists = {role: pointers[role] for role in self._listed if role != "c" or not self._drops_c}
+            pointers.update({role: pointers[role][0] for role in self._listed})
         if out is None:
             problem, like = self.problem, self._like
             result, pointers["out"] = arrays.empty(problem.axes.out_shape, problem.out_dtype, like, call.device, call.stream, lhs)
         arguments = self._last  # nothing but addresses differs from the call before
         if arguments is None:
-            arguments = self._arguments(pointers, call)
+            arguments = self._arguments(pointers, lists, call)
         elif self._drops_c:
             pointers["c"] = 0
-        if arguments is not None and self.plan is not None and not self.plan.launch(arguments, pointers):
+        if arguments is not None and self.plan is not None and not self.plan.launch(arguments, pointers, lists):
             return _CLOSED
         return arrays.deliver(result, self._like, call.device) if out is None else arrays.written(out)
 
@@ -114,7 +123,10 @@ class PreparedCall:
         """Makes a call that was parsed: operands of any producer, each in the order of its own stream. False where the plan is closed."""
         _check_capture(call)
         pointers = {role: view.pointer for role, view in call.views.items() if role not in ("workspace", "group_offset")}
-        arguments = self._arguments(pointers, call)
+        lists = {
+            role: view.pointers for role, view in call.views.items() if isinstance(view, ListView) and (role != "c" or not self._drops_c)
+        }
+        arguments = self._arguments(pointers, lists, call)
         if arguments is None or self.plan is None:
             return True
         others = _other_streams(call)
@@ -127,7 +139,7 @@ class PreparedCall:
         _keep_alive(call)
         return True
 
-    def _arguments(self, pointers: dict[str, int], call: Call) -> Arguments | None:
+    def _arguments(self, pointers: dict[str, int], lists: dict[str, tuple[int, ...]] | None, call: Call) -> Arguments | None:
         """What the backend gets, host values checked; None where there is nothing to launch."""
         shape, strides, dtype, device, framework = self._sizes
         sizes = ArrayView(pointers["group_sizes"], shape, strides, dtype, device, framework)
@@ -141,7 +153,7 @@ class PreparedCall:
             pointers["c"] = 0
         offset = call.views.get("group_offset", call.group_offset or 0)
         arguments = Arguments(
-            config, pointers, sizes, call.ends, offset, call.tail, call.check, call.stream, call.views.get("workspace"), bounds
+            config, pointers, sizes, call.ends, offset, call.tail, call.check, call.stream, call.views.get("workspace"), bounds, lists or {}
         )
         if not on_host and call is self._call:
             self._last = arguments
@@ -149,32 +161,6 @@ class PreparedCall:
 
 
 _CLOSED = object()
-
-
-class CallCache:
-    """Calls by key, bounded: all are forgotten when there are too many."""
-
-    def __init__(self) -> None:
-        self.calls: dict[Hashable, PreparedCall] = {}
-        _caches.add(self)
-
-    def __len__(self) -> int:
-        return len(self.calls)
-
-    def get(self, key: Hashable) -> PreparedCall | None:
-        """The call of that key, unless backends or stored results have changed since."""
-        found = self.calls.get(key)
-        return None if found is None or found.version != selection.version else found
-
-    def put(self, key: Hashable, prepared: PreparedCall) -> None:
-        """Keeps a call."""
-        if len(self.calls) >= _MOST_CALLS:
-            self.calls.clear()
-        self.calls[key] = prepared
-
-    def clear(self) -> None:
-        """Forgets all."""
-        self.calls.clear()
 
 
 _Run = Callable[..., Any]
@@ -277,7 +263,8 @@ def _other_streams(call: Call) -> set[int]:
     """The operands' streams that wait for this one and it for them: a producer may still write, and then write on what is being read."""
     if call.device.kind == "cpu":
         return set()
-    others = {stream for stream in map(arrays.producer_stream, call.views.values()) if stream not in (None, call.stream)}
+    parts = [part for view in call.views.values() for _, part in view.parts("")]
+    others = {stream for stream in map(arrays.producer_stream, parts) if stream not in (None, call.stream)}
     if not others or _capturing(call):  # a graph cannot wait for streams that it does not have: its owner orders it
         return set()
     return others
@@ -290,10 +277,11 @@ def _keep_alive(call: Call) -> None:
     """
     if call.device.kind == "cpu":
         return
-    waiting = {call.stream, arrays.producer_stream(call.views["out"])} - {None}
+    waiting = {call.stream, *(arrays.producer_stream(view) for _, view in call.views["out"].parts("out"))} - {None}
     kept = [
         view.owner
-        for view in call.views.values()
+        for whole in call.views.values()
+        for _, view in whole.parts("")
         if view.owner is not None and not (view.framework in ("cupy", "torch") and arrays.producer_stream(view) in waiting)
     ]
     if kept and not _capturing(call):  # a graph's owner keeps what the graph uses
@@ -308,12 +296,12 @@ def _capturing(call: Call) -> bool:
 
 # ---- reading arrays directly -------------------------------------------------------------------------------------------------
 
-_Read = tuple["Hashable", "dict[str, int]", int]
+_Read = tuple["Hashable", "dict[str, Any]", int]
 _Reader = Callable[["dict[str, Any]", Any], "_Read | None"]
 
 
-def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[Hashable, ...], dict[str, int]] | None:
-    """A call's key and the operands' addresses, or None for a call that has to be parsed."""
+def _read(arguments: dict[str, Any], settings: tuple[Any, ...]) -> tuple[tuple[Hashable, ...], dict[str, Any]] | None:
+    """A call's key and the operands' addresses (of a list a tuple of them), or None for a call that has to be parsed."""
     if arguments["stream"] is not None or arguments["workspace"] is not None:
         return None
     if type(arguments["check"]) is not str or arguments["check"] != "none" or type(arguments["tail"]) is not str:
@@ -343,9 +331,33 @@ def _read_numpy(arguments: dict[str, Any], kind: Any) -> _Read | None:
             pointer = array.__array_interface__["data"][0]
             pointers[role] = pointer
             layouts += (pointer & 15, array.shape, array.strides, array.dtype, name != "out" or array.flags.writeable)
-        else:
+        elif not _read_list(array, (kind,), _numpy_array, role, layouts, pointers):
             return None
     return tuple(layouts), pointers, 0
+
+
+def _read_list(
+    entries: Any,
+    kinds: tuple[type, ...],
+    read: Callable[[Any], tuple[Any, ...]],
+    role: str,
+    layouts: list[Hashable],
+    pointers: dict[str, Any],
+) -> bool:
+    """Adds a list of arrays of one layout, all with memory: `read` gives one's address and layout. False for what is no such list."""
+    if type(entries) not in (list, tuple) or not entries or not ROLES[role].listed:
+        return False
+    first = read(entries[0])[1:] if type(entries[0]) in kinds else ()
+    found = [read(entry) if type(entry) in kinds else (0,) for entry in entries]
+    if any(entry[0] == 0 or entry[1:] != first for entry in found):
+        return False
+    pointers[role] = tuple([entry[0] for entry in found])
+    layouts += (len(found), functools.reduce(operator.or_, pointers[role]) & 15, *first)
+    return True
+
+
+def _numpy_array(array: Any) -> tuple[Any, ...]:
+    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype, array.flags.writeable
 
 
 def _read_cupy(arguments: dict[str, Any], kind: Any) -> _Read | None:
@@ -359,9 +371,13 @@ def _read_cupy(arguments: dict[str, Any], kind: Any) -> _Read | None:
             data = array.data
             pointer = pointers[role] = data.ptr
             layouts += (pointer & 15, array.shape, array.strides, array.dtype.num, data.device_id)
-        else:
+        elif not _read_list(array, (kind,), _cupy_array, role, layouts, pointers):
             return None
     return tuple(layouts), pointers, arrays.current_cupy_stream(arguments["lhs"].data.device_id)
+
+
+def _cupy_array(array: Any) -> tuple[Any, ...]:
+    return array.data.ptr, array.shape, array.strides, array.dtype.num, array.data.device_id
 
 
 def _torch_reader(types: tuple[type, ...]) -> _Reader:
@@ -383,12 +399,18 @@ def _read_tensors(types: tuple[type, ...], tensors: tuple[Any, ...], recording: 
             elif type(tensor) in types and not (recording and tensor.requires_grad) and not tensor.is_neg():
                 pointer = pointers[role] = tensor.data_ptr()
                 layouts += (pointer & 15, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-            else:
+            elif not _read_list(tensor, types, functools.partial(_tensor, recording), role, layouts, pointers):
                 return None
         index = tensors[0].get_device()
     except RuntimeError:  # a sparse or nested tensor has no address or no strides
         return None
     return tuple(layouts), pointers, 0 if index < 0 else arrays.current_torch_stream(index)
+
+
+def _tensor(recording: bool, tensor: Any) -> tuple[Any, ...]:
+    if (recording and tensor.requires_grad) or tensor.is_neg():
+        return (0,)
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 _ROLES = tuple("group_sizes" if name == "offs" else name for name in ARRAYS)
@@ -413,85 +435,3 @@ def _choose_reader(kind: type) -> _Reader | None:
         _readers.clear()
     _readers[kind] = found
     return found
-
-
-_P = TypeVar("_P", bound=Plan)
-
-# ---- plans -------------------------------------------------------------------------------------------------------------------
-
-
-class PlanCache(Generic[_P]):
-    """The plans that functions keep, by key: bounded, the least recently used goes first and is closed.
-
-    A plan that a graph capture used is never evicted: the graph writes through its scratch memory.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._lock = new_rlock()
-        self._version = selection.version
-        self._plans: dict[Hashable, _P] = {}
-        _caches.add(self)
-
-    def __len__(self) -> int:
-        return len(self._plans)
-
-    def get(self, key: Hashable, make: Callable[[], _P]) -> _P:
-        """The plan of that key, made where there is none yet."""
-        with self._lock:
-            if self._version != selection.version:  # each plan has to be made by the backends and stored results that are there now
-                self._version = selection.version
-                dropped = self._drop(list(self._plans))
-            else:
-                dropped = []
-            found, version = self._plans.get(key), self._version
-        for plan in dropped:
-            plan.retire()
-        if found is not None:
-            found.last_use = next(ticks)
-            return found
-        plan = make()
-        plan.last_use = next(ticks)
-        with self._lock:
-            if key in self._plans or version != selection.version:  # another thread was faster, or the choice may be another now
-                again = True
-            else:
-                again, self._plans[key] = False, plan
-                unused = sorted((k for k in self._plans if k != key), key=lambda k: self._plans[k].last_use)
-                dropped = self._drop(unused[: max(0, len(self._plans) - self._limit)])
-        if again:
-            plan.retire()
-            return self.get(key, make)
-        for old in dropped:
-            old.retire()
-        return plan
-
-    def _drop(self, keys: list[Hashable]) -> list[_P]:
-        """Forgets plans, but for those that graphs use; whoever holds them closes them, without the lock."""
-        return [self._plans.pop(key) for key in keys if not self._plans[key].captured]
-
-    def clear(self) -> int:
-        """Forgets and closes all plans but those that a graph capture used; how many those are."""
-        with self._lock:
-            dropped, kept = self._drop(list(self._plans)), len(self._plans)
-        for plan in dropped:
-            plan.retire()
-        return kept
-
-    def forget(self) -> None:
-        """Drops everything without touching a device: for a forked child, which has none."""
-        self._plans = {}
-
-
-_caches: weakref.WeakSet[CallCache | PlanCache[Any]] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for cache in list(_caches):
-        if isinstance(cache, PlanCache):
-            cache.forget()
-        else:
-            cache.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -12,8 +12,9 @@ from hipgroupgemm.backends import check_settings, get_backend, passed_over, sele
 from hipgroupgemm.backends.base import Arguments, Backend, Executable, MatmulAlgorithm, as_limits
 from hipgroupgemm.backends.choice import best_guess, find_pinned, list_algorithms, settings_on
 from hipgroupgemm.backends.ranges import with_ranges
+from hipgroupgemm.caches import CallCache, ticks
 from hipgroupgemm.config import GroupedGemmConfig
-from hipgroupgemm.dispatch import CallCache, PreparedCall, run, ticks
+from hipgroupgemm.dispatch import PreparedCall, run
 from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.problem.canonicalize import Problem, canonicalize_for_plan
 from hipgroupgemm.problem.parse import Call
@@ -334,17 +335,17 @@ class GroupedMatmulPlan:
             raise NotImplementedError(f"backend {self.backend!r} refuses: it does not have alpha")
         return PreparedCall(self, problem, call)
 
-    def launch(self, arguments: Arguments, pointers: dict[str, int] | None = None) -> bool:
+    def launch(self, arguments: Arguments, pointers: dict[str, int] | None = None, lists: dict[str, tuple[int, ...]] | None = None) -> bool:
         """Runs arguments that are checked, on their stream; false where the plan is closed. The lock spans all launches of the call.
 
-        With `pointers` the operands lie there, and the arguments, which the caller has used before, are otherwise the same.
+        With `pointers` (and `lists`) the operands lie there, and the arguments, which the caller has used before, are otherwise the same.
         """
         try:
             with self._lock:
                 if self._closed:
                     return False
                 if pointers is not None:
-                    arguments.pointers = pointers
+                    arguments.pointers, arguments.lists = pointers, lists or {}
                 outer, self._launching = self._launching, True
                 try:
                     self._launch(arguments)
@@ -398,8 +399,8 @@ class GroupedMatmulPlan:
                 f"asked for: {asked}" if asked else "",
                 self._remark,
                 f"serves ragged extents up to {c.capacity}",
-                f"strides in elements: lhs (batch, m, k) {c.lhs_strides}, rhs (group, batch, k, n) {c.rhs_strides}, "
-                f"out (group, batch, m, n) {c.output_strides}{f', c {c.c_strides}' if c.beta else ''}"
+                f"strides (elements): lhs (batch, m, k) {c.lhs_strides}, rhs{' list' * c.rhs_listed} (group, batch, k, n) {c.rhs_strides}, "
+                f"out{' list' * c.out_listed} (group, batch, m, n) {c.output_strides}{f', c {c.c_strides}' if c.beta else ''}"
                 f"{f', bias (group, n) {(c.bias_group_stride, c.bias_inner_stride)}' if c.epilogue.bias else ''}; "
                 f"aligned to {c.lhs_alignment}, {c.rhs_alignment} and {c.output_alignment} bytes",
                 self._executable(normalize_stream(self.device.kind, None)).explain(),

@@ -173,6 +173,37 @@ class Operand:
         assert changed.size == 0, f"{name}: an input, yet bytes {changed[:8]} were written"
 
 
+class ListOperand:
+    """An operand as one array per group, each in storage of its own; in other respects an `Operand`. The addresses do not rise."""
+
+    def __init__(self, values: np.ndarray[Any, Any], layout: Layout = PACKED, library: Library = NUMPY) -> None:
+        order = layout.order and tuple(axis - 1 for axis in layout.order if axis)
+        one = dataclasses.replace(layout, order=order, broadcast=tuple(axis - 1 for axis in layout.broadcast if axis))
+        made = {group: Operand(values[group], one, library) for group in reversed(range(len(values)))}
+        self.library, self.shape, self.dtype, self.parts = library, values.shape, values.dtype, [made[group] for group in sorted(made)]
+        self.values, self.layout = values.copy(), one
+        self.array = [part.array for part in self.parts]
+
+    def stacked(self) -> Operand:
+        """The same values as one array, whose slabs lie as the arrays of the list do."""
+        order = self.layout.order and (0, *(axis + 1 for axis in self.layout.order))
+        return Operand(self.values, dataclasses.replace(self.layout, order=order), self.library)
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """The values that are there now, on the host, stacked."""
+        return np.stack([part.read() for part in self.parts])
+
+    def check_surroundings(self, name: str) -> None:
+        """As of an operand, of each array."""
+        for group, part in enumerate(self.parts):
+            part.check_surroundings(f"{name}[{group}]")
+
+    def check_unchanged(self, name: str) -> None:
+        """As of an operand, of each array."""
+        for group, part in enumerate(self.parts):
+            part.check_unchanged(f"{name}[{group}]")
+
+
 def random_values(rng: np.random.Generator, shape: Sequence[int], dtype: str | np.dtype[Any], scale: float = 1.0) -> np.ndarray[Any, Any]:
     """Normal random numbers, rounded to the type."""
     values: np.ndarray[Any, Any] = (rng.standard_normal(tuple(shape)) * scale).astype(np.float32 if str(dtype) != "float64" else np.float64)
@@ -339,6 +370,7 @@ def make_problem(
     c: str | None = None,
     bias: bool = False,
     rhs_groups: int | None = None,
+    listed: bool = False,
     library: Library = NUMPY,
     **settings: Any,
 ) -> Problem:
@@ -356,6 +388,7 @@ def make_problem(
         c: None, "array" for a c of its own, "out" for c = out.
         bias: whether there is one.
         rhs_groups: NON_CONTRACTING with a group_offset: how many weights rhs has.
+        listed: whether rhs (NON_CONTRACTING), or out and c (CONTRACTING), are lists of one array per group.
         library: where the arrays go.
         settings: further arguments of the call: alpha, beta, tail, check, group_offset, preferred_element_type, ...
     """
@@ -384,7 +417,9 @@ def make_problem(
         settings["preferred_element_type"] = dtype_of(out_dtype)
 
     def made(name: str, array: np.ndarray[Any, Any]) -> Operand:
-        return Operand(array, layouts.get(name, PACKED), library)
+        lists = {Mode.NON_CONTRACTING: ("rhs",), Mode.CONTRACTING: ("out", "c")}.get(mode, ())
+        kind: Any = ListOperand if listed and name in lists else Operand
+        return kind(array, layouts.get(name, PACKED), library)
 
     out = c_operand = None
     if give_out:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import hipgroupgemm as hgg
-from hipgroupgemm import api, backends, dispatch, plan
+from hipgroupgemm import api, backends, caches, dispatch, plan
 from hipgroupgemm.backends.base import Executable, MatmulAlgorithm
 from hipgroupgemm.backends.reference import ReferenceBackend
 from hipgroupgemm.operands import arrays
@@ -206,7 +206,7 @@ def test_evicted_plans_are_made_again(gpu, looked):
 
 
 def test_there_is_a_bound(gpu, monkeypatch):
-    monkeypatch.setattr(dispatch, "_MOST_CALLS", 8)
+    monkeypatch.setattr(caches, "_MOST_CALLS", 8)
     lhs, rhs, sizes = operands()
     for i in range(30):
         hgg.ragged_dot(lhs, rhs, sizes, alpha=float(i))
@@ -248,7 +248,7 @@ def test_a_capture_needs_a_plan_that_has_run_on_any_stream(gpu):
 def test_plans_that_graphs_use_are_never_evicted(gpu, monkeypatch):
     monkeypatch.setattr(Noting, "in_graph", lambda self: self.captured, raising=False)
     monkeypatch.setattr(Noting, "captured", False, raising=False)
-    cache = dispatch.PlanCache(1)
+    cache = caches.PlanCache(1)
     configs = [hgg.config_for_ragged_dot(*operands(rows)) for rows in (64, 128, 256)]
     held = cache.get(configs[0].key(), lambda: hgg.GroupedMatmulPlan(configs[0], device="cuda:0"))
     held.execute(*operands(64))

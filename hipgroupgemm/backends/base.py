@@ -115,6 +115,7 @@ class Arguments:
         config: the problem; its key at the plan's capacity is the plan's key.
         pointers: by role ("lhs", "rhs", "out", "group_sizes", "c", "bias"), the address of its first element; c is 0 when beta is 0, and an
             operand that the config does not have is 0 or not there.
+        lists: by role, the addresses of the arrays of an operand that is a list, one per group; `pointers` has the first of them.
         group_sizes: the layout of the sizes, or of the end offsets where `ends` is true, on the device or, already validated, on the host;
             `pointers` says where they lie. Its shape is
             (group_total,), or (batch, group_total) where the config's sizes_per_batch is true, with any strides, 0 included.
@@ -137,6 +138,7 @@ class Arguments:
     stream: int
     workspace: ArrayView | None = None
     bounds: GroupBounds | None = None
+    lists: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def host_group_offset(self) -> int:
         """The group offset where it is known on the host; raises RuntimeError where it lies on a device."""

@@ -15,7 +15,7 @@ import numpy as np
 from hipgroupgemm.backends.base import AlgorithmLimits, Arguments, Backend, Device, Executable, MatmulAlgorithm
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.dtypes import DTYPES
-from hipgroupgemm.operands.views import host_array, numpy_view
+from hipgroupgemm.operands.views import ArrayView, ListView, host_array, numpy_view
 from hipgroupgemm.problem.dimension_numbers import RaggedDotAxes
 from hipgroupgemm.problem.groups import GroupBounds, scan, select_groups
 from hipgroupgemm.problem.parse import Call
@@ -23,6 +23,8 @@ from hipgroupgemm.problem.parse import Call
 __all__ = ["ReferenceBackend", "compute", "compute_call", "numpy_view"]
 
 Array = np.ndarray[Any, Any]
+Stack = Any
+"""An operand with groups: an array with them along axis 0, or a list of arrays."""
 
 
 def widen(values: Array, dtype: np.dtype[Any]) -> Array:
@@ -95,13 +97,13 @@ def _narrow(value: Any, dtype: np.dtype[Any]) -> Any:
 def compute(
     mode: RaggedDotMode,
     lhs: Array,
-    rhs: Array,
-    out: Array,
+    rhs: Stack,
+    out: Stack,
     bounds: GroupBounds | None,
     *,
     batch_ndim: int,
     summed_ndim: int = 0,
-    c: Array | None = None,
+    c: Stack | None = None,
     bias: Array | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
@@ -114,9 +116,9 @@ def compute(
     Args:
         mode: which dimension is ragged.
         lhs: (*batch, *summed, m, k); `summed` only in CONTRACTING.
-        rhs: NON_CONTRACTING (g, *batch, k, n); else (*batch, *summed, k, n).
-        out: NON_CONTRACTING and BATCH (*batch, *rows, *columns), CONTRACTING (g, *batch, *rows, *columns); *rows make m and
-            *columns make n; in NON_CONTRACTING rows is one axis.
+        rhs: NON_CONTRACTING (g, *batch, k, n), or g arrays without that axis; else (*batch, *summed, k, n).
+        out: NON_CONTRACTING and BATCH (*batch, *rows, *columns), CONTRACTING (g, *batch, *rows, *columns), or g arrays without that axis;
+            *rows make m and *columns make n; in NON_CONTRACTING rows is one axis.
         bounds: (*batch, *summed, g), in units of lhs's ragged axis; None in BATCH.
         batch_ndim, summed_ndim: how many axes `batch` and `summed` are.
         c: like out, or None. bias: (g, n) or None.
@@ -126,10 +128,11 @@ def compute(
         batch_invariant: whether each row's sums are made in one order, whatever the others are; only in NON_CONTRACTING.
     """
     epilogue = _Epilogue(alpha, beta, accumulate, in_order=batch_invariant)
-    lead = int(mode is RaggedDotMode.CONTRACTING)
-    batch_shape, summed_shape = out.shape[lead : lead + batch_ndim], lhs.shape[batch_ndim : batch_ndim + summed_ndim]
-    is_matrix = out.shape[lead + batch_ndim :] == (lhs.shape[-2], rhs.shape[-1])  # two axes alone may both be rows, or both columns
-    direct = is_matrix and not summed_ndim and epilogue.stores_product_itself(lhs, rhs, out, bias)
+    lead = int(mode is RaggedDotMode.CONTRACTING and not isinstance(out, list))
+    one_rhs, one_out = (stack[0] if isinstance(stack, list) else stack for stack in (rhs, out))
+    batch_shape, summed_shape = one_out.shape[lead : lead + batch_ndim], lhs.shape[batch_ndim : batch_ndim + summed_ndim]
+    is_matrix = one_out.shape[lead + batch_ndim :] == (lhs.shape[-2], one_rhs.shape[-1])  # two axes alone may both be rows, or both columns
+    direct = is_matrix and not summed_ndim and epilogue.stores_product_itself(lhs, one_rhs, one_out, bias)
     starts = ends = np.zeros(batch_shape)
     if mode is not RaggedDotMode.BATCH:
         if bounds is None:
@@ -138,25 +141,33 @@ def compute(
         starts, ends = np.broadcast_to(bounds.starts, shape), np.broadcast_to(bounds.ends, shape)
     with np.errstate(all="ignore"):  # NaN, Inf and overflow are values here, not news
         for at in np.ndindex(batch_shape):
-            whole = (*[slice(None)] * lead, *at, ...)  # stays an array where nothing is left but one element
-            part = (lhs[at], out[whole], None if c is None else c[whole])
+            a = lhs[at]
+            if mode is RaggedDotMode.CONTRACTING:
+                slabs = None if c is None else _groups_at(c, at)
+                _contracting(a, _groups_at(out, at), slabs, one_rhs[at], starts[at], ends[at], epilogue, direct)
+                continue
+            inner = (*at, ...)  # stays an array where nothing is left but one element
+            rows = one_out[inner], None if c is None else c[inner]
             if mode is RaggedDotMode.NON_CONTRACTING:
-                every = (slice(None), *at)
-                weights, bounds_at = rhs[every], (starts[at].tolist(), ends[at].tolist())
-                _non_contracting(*part, weights, *bounds_at, bias, epilogue, direct, zero_tail)
-            elif mode is RaggedDotMode.CONTRACTING:
-                _contracting(*part, rhs[at], starts[at], ends[at], epilogue, direct)
+                weights, bounds_at = _groups_at(rhs, at), (starts[at].tolist(), ends[at].tolist())
+                _non_contracting(a, *rows, weights, *bounds_at, bias, epilogue, direct, zero_tail)
             elif direct:
-                np.matmul(part[0], rhs[at], out=part[1])
+                np.matmul(a, one_rhs[at], out=rows[0])
             else:
-                epilogue.store(part[1], [(part[0], rhs[at])], part[2])
+                epilogue.store(rows[0], [(a, one_rhs[at])], rows[1])
+
+
+def _groups_at(stack: Stack, at: tuple[int, ...]) -> Stack:
+    """The groups' arrays at a batch entry."""
+    inner, whole = (*at, ...), (slice(None), *at, ...)
+    return [array[inner] for array in stack] if isinstance(stack, list) else stack[whole]
 
 
 def _non_contracting(
     a: Array,
     out: Array,
     c: Array | None,
-    weights: Array,
+    weights: Stack,
     starts: list[int],
     ends: list[int],
     bias: Array | None,
@@ -180,7 +191,7 @@ def _non_contracting(
                 epilogue.store(out[rows], (), None if c is None else c[rows])
 
 
-def _contracting(a: Array, out: Array, c: Array | None, b: Array, starts: Array, ends: Array, epilogue: _Epilogue, direct: bool) -> None:
+def _contracting(a: Array, out: Stack, c: Stack | None, b: Array, starts: Array, ends: Array, epilogue: _Epilogue, direct: bool) -> None:
     """One batch entry: a (*summed, m, k), b (*summed, k, n), starts and ends (*summed, g)."""
     if direct:
         for start, end, slab in zip(starts.tolist(), ends.tolist(), out, strict=True):
@@ -193,8 +204,8 @@ def _contracting(a: Array, out: Array, c: Array | None, b: Array, starts: Array,
             rows = slice(int(starts[bound]), int(ends[bound]))
             if rows.start < rows.stop:
                 pairs.append((a[at][:, rows], b[at][rows]))
-        slab = (group, ...)
-        epilogue.store(out[slab], pairs, None if c is None else c[slab])
+        slabs = [stack[group] if isinstance(stack, list) else stack[(group, ...)] for stack in (out, c) if stack is not None]
+        epilogue.store(slabs[0], pairs, slabs[1] if len(slabs) > 1 else None)
 
 
 ALGORITHM = MatmulAlgorithm(backend="reference", index=0, name="numpy_matmul_a_group", workspace_size=0, deterministic=True)
@@ -207,7 +218,12 @@ class ReferenceBackend(Backend):
 
     name = "reference"
     types = frozenset(FLOAT_BYTES)
-    features = frozenset(("alpha", "bias", "c", "group_offset", "mixed_types", "narrow_output", "sizes_per_batch", "tf32", "wide_output"))
+    features = frozenset(
+        (
+            *("alpha", "bias", "c", "group_offset", "mixed_types", "narrow_output", "out_listed", "rhs_listed", "sizes_per_batch", "tf32"),
+            "wide_output",
+        )
+    )
     layouts = frozenset(
         ("bias_inner_stride", "c_inner_stride", "column_major_output", "lhs_inner_stride", "output_inner_stride", "rhs_inner_stride")
     )
@@ -275,12 +291,16 @@ def run_config(config: GroupedGemmConfig, arguments: Arguments, *, batch_invaria
         dtype = DTYPES[kind]
         return numpy_view(pointer, shape, tuple(s * dtype.itemsize for s in strides[-len(shape) :]), dtype)
 
+    def stack(role: str, kind: str, groups: tuple[int, ...], shape: tuple[int, ...], strides: tuple[int, ...]) -> Stack:
+        addresses = arguments.lists.get(role)
+        if addresses is not None:
+            return [view(address, kind, shape, strides) for address in addresses]
+        return view(arguments.pointers[role], kind, (*groups, *shape), strides)
+
     lhs = view(arguments.pointers["lhs"], config.type_a, (batch, config.m, config.k), config.lhs_strides)
-    rhs = view(arguments.pointers["rhs"], config.type_b, (*grouped, batch, config.k, config.n), config.rhs_strides)
-    out = view(arguments.pointers["out"], config.type_d, (*lead, batch, config.m, config.n), config.output_strides)
-    c = bias = None
-    if config.beta:
-        c = view(arguments.pointers["c"], config.type_c, (*lead, batch, config.m, config.n), config.c_strides)
+    rhs = stack("rhs", config.type_b, grouped, (batch, config.k, config.n), config.rhs_strides)
+    out = stack("out", config.type_d, lead, (batch, config.m, config.n), config.output_strides)
+    bias, c = None, stack("c", config.type_c, lead, (batch, config.m, config.n), config.c_strides) if config.beta else None
     if arguments.pointers.get("bias"):
         bias = view(arguments.pointers["bias"], config.type_d, (groups, config.n), (config.bias_group_stride, config.bias_inner_stride))
     bounds = None
@@ -309,7 +329,7 @@ def run_config(config: GroupedGemmConfig, arguments: Arguments, *, batch_invaria
 def compute_call(call: Call, axes: RaggedDotAxes, accumulate: np.dtype[Any], *, batch_invariant: bool = False) -> None:
     """The reference on operands of any rank: axes are put in order by views, merged by a copy where need be; out is never copied."""
     batch = [axis.extent for axis in axes.batch]
-    lhs, rhs = host_array(call.lhs), host_array(call.views["rhs"])
+    lhs, rhs = host_array(call.lhs), call.views["rhs"]
     summed = [lhs.shape[i] for i in axes.lhs_summed]
     m, k = (math.prod(lhs.shape[i] for i in held) for held in (axes.lhs_rows, axes.lhs_contracting))
     n = math.prod(rhs.shape[i] for i in axes.rhs_columns)
@@ -318,12 +338,15 @@ def compute_call(call: Call, axes: RaggedDotAxes, accumulate: np.dtype[Any], *, 
     a = lhs.transpose([*lhs_batch, *axes.lhs_summed, *axes.lhs_rows, *axes.lhs_contracting]).reshape(*batch, *summed, m, k)
     group = [] if axes.rhs_group is None else [axes.rhs_group]
     groups, lead = [rhs.shape[i] for i in group], [1 if axis.rhs is None else axis.extent for axis in axes.batch]
-    b = rhs.transpose([*group, *rhs_batch, *axes.rhs_summed, *axes.rhs_contracting, *axes.rhs_columns])
-    b = np.broadcast_to(b.reshape(*groups, *lead, *summed, k, n), (*groups, *batch, *summed, k, n))
+    b = _in_order(rhs, [*group, *rhs_batch, *axes.rhs_summed, *axes.rhs_contracting, *axes.rhs_columns])
+    if isinstance(rhs, ListView):
+        b = [np.broadcast_to(array.reshape(*lead, k, n), (*batch, k, n)) for array in b]
+    else:
+        b = np.broadcast_to(b.reshape(*groups, *lead, *summed, k, n), (*groups, *batch, *summed, k, n))
     slabs = [0] if axes.mode is RaggedDotMode.CONTRACTING else []
     out_order = [*slabs, *(axis.out for axis in axes.batch), *axes.out_rows, *axes.out_columns]
-    out = host_array(call.views["out"]).transpose(out_order)
-    c = host_array(call.views["c"]).transpose(out_order) if call.beta else None
+    out = _in_order(call.views["out"], out_order)
+    c = _in_order(call.views["c"], out_order) if call.beta else None
     bias = host_array(call.views["bias"]) if "bias" in call.views else None
     bounds = None
     if axes.mode is not RaggedDotMode.BATCH:
@@ -356,3 +379,10 @@ def compute_call(call: Call, axes: RaggedDotAxes, accumulate: np.dtype[Any], *, 
         accumulate=accumulate,
         batch_invariant=batch_invariant,
     )
+
+
+def _in_order(view: ArrayView, order: list[int]) -> Stack:
+    """Host memory with its axes in another order; of a list, whose groups are axis 0 and stay first, an array per group."""
+    if isinstance(view, ListView):
+        return [host_array(entry).transpose([axis - 1 for axis in order[1:]]) for entry in view.entries]
+    return host_array(view).transpose(order)

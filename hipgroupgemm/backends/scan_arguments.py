@@ -13,12 +13,13 @@ from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.problem.groups import GroupFault
 
-__all__ = ["FAULT_BYTES", "RECORD_BYTES", "SIZE", "ScanArguments", "fault_from_bytes"]
+__all__ = ["FAULT_BYTES", "LISTED", "RECORD_BYTES", "SIZE", "ScanArguments", "fault_from_bytes"]
 
 SIZE = 648
 RECORD_BYTES = 196
 FAULT_BYTES = 32
 
+LISTED = -(1 << 63)
 RAGGED_N, RAGGED_K = 0, 2
 _SIZES_NONE, _SIZES_COUNTS, _SIZES_OFFSETS = 0, 1, 2
 _INTEGERS = {name: code for code, name in enumerate(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"))}
@@ -98,14 +99,18 @@ class ScanArguments:
         _SCALARS.pack_into(self.bytes, _AT_SCALARS, struct.pack(code, alpha), struct.pack(code, beta))
 
     def set_operand(self, which: str, base: int, row: int, group: int, batch: int) -> None:
-        """Where the records find operand "a", "b", "c", "d" or "bias": base and strides a row, group and batch entry, in bytes."""
+        """Where the records find operand "a", "b", "c", "d" or "bias": base and strides a row, group and batch entry, in bytes.
+
+        A group stride of LISTED: base is the device address of a table of the groups' bases.
+        """
         _OPERAND.pack_into(self.bytes, _AT_OPERANDS[which], base, row, group, batch)
 
     def set_uncovered(self, config: GroupedGemmConfig, out: int, c: int) -> None:
-        """out and c for hgg_zero_uncovered."""
+        """out and c for hgg_zero_uncovered, or the tables of their addresses where they are lists."""
         size = FLOAT_BYTES[config.type_d]
         for at, base, (group, batch, rows, columns) in ((_AT_OUT, out, config.output_strides), (_AT_C, c, config.c_strides)):
-            _MATRIX.pack_into(self.bytes, at, base, rows * size, columns * size, group * size, batch * size)
+            step = LISTED if config.out_listed else group * size
+            _MATRIX.pack_into(self.bytes, at, base, rows * size, columns * size, step, batch * size)
         kind = _FLOATS[config.type_d]
         _FINISH.pack_into(self.bytes, _AT_FINISH, config.m, config.n, config.batch_count, kind, kind)
 

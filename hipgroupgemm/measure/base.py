@@ -61,6 +61,16 @@ class OperandSet:
         """The names of all operands but out."""
         return [name for name in self.layouts if name != "out"]
 
+    @property
+    def lists(self) -> dict[str, tuple[int, ...]]:
+        """By operand that the config has as a list: the addresses of the groups' arrays, which lie in a row here."""
+        listed = {"rhs": self.config.rhs_listed, "out": self.config.out_listed, "c": self.config.out_listed}
+        return {
+            name: tuple(self.pointers[name] + group * layout.byte_strides[0] for group in range(layout.shape[0]))
+            for name, layout in self.layouts.items()
+            if listed.get(name)
+        }
+
 
 class Harness(abc.ABC):
     """Operands, runs, times and checks on one device. A context manager; serves one thread at a time.
@@ -216,7 +226,8 @@ class Harness(abc.ABC):
     ) -> Arguments:
         """What an executable is given to run on the operands; None takes the config's alpha or beta, which may not come or go."""
         config = _with_scalars(operands.config, alpha, beta)
-        return Arguments(config, {**operands.pointers, "group_sizes": sizes.pointer}, sizes, ends, group_offset, tail, "none", self.stream)
+        pointers = {**operands.pointers, "group_sizes": sizes.pointer}
+        return Arguments(config, pointers, sizes, ends, group_offset, tail, "none", self.stream, lists=operands.lists)
 
     def view(self, operands: OperandSet, name: str) -> ArrayView:
         """An operand as the package's own view, (group, batch, row, column)."""

@@ -230,6 +230,8 @@ class Verifier:
             out = operands.pointers["out"]
             harness.copy_bytes(out, operands.pointers["c"], operands.layouts["c"].reach)
             arguments.pointers["c"] = out
+            if "c" in arguments.lists:
+                arguments.lists["c"] = arguments.lists["out"]
         harness.synchronize()
         self._note("run")
         executable.execute(arguments)

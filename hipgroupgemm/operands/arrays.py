@@ -17,13 +17,13 @@ import numpy as np
 from hipgroupgemm.operands import dlpack
 from hipgroupgemm.operands.device_array import DeviceArray, set_allocator
 from hipgroupgemm.operands.dtypes import DTYPES, dtype_of
-from hipgroupgemm.operands.views import CPU, ArrayView, Device, packed_strides
+from hipgroupgemm.operands.views import CPU, ArrayView, Device, ListView, packed_strides
 from hipgroupgemm.runtime import device_of_pointer
 from hipgroupgemm.runtime.streams import normalize_stream, protocol_stream
 
 __all__ = [
     "ANYWHERE", "ArraySpec", "ArrayView", "Device", "DeviceArray", "as_array", "common_device", "current_stream", "deliver", "empty",
-    "set_allocator", "view_of", "written",
+    "set_allocator", "view_of", "view_or_list_of", "written",
 ]  # fmt: skip
 
 ANYWHERE = Device("any")
@@ -117,6 +117,30 @@ def view_of(obj: Any, name: str, stream: int | None = None) -> ArrayView:
         strides = tuple(0 if axis in wrong else stride for axis, stride in enumerate(view.strides))
         view = dataclasses.replace(view, strides=strides)
     return view
+
+
+def view_or_list_of(obj: Any, name: str, stream: int | None = None) -> ArrayView:
+    """As `view_of`; a list or tuple of arrays of one shape, type, device and strides, one per group, becomes a `ListView`."""
+    if not isinstance(obj, (list, tuple)):
+        return view_of(obj, name, stream)
+    if not obj:
+        raise TypeError(f"{name}: got an empty {type(obj).__name__}, which has no shape and no type; pass an array of no groups instead")
+    entries = tuple([view_of(entry, f"{name}[{number}]", stream) for number, entry in enumerate(obj)])
+    first = entries[0]
+    device = next((entry.device for entry in entries if entry.device != ANYWHERE), ANYWHERE)
+    steps = [axis for axis, extent in enumerate(first.shape) if extent > 1 and 0 not in first.shape]
+    for number, entry in enumerate(entries):
+        for what, got, wanted in (("shape", entry.shape, first.shape), ("type", entry.dtype, first.dtype)):
+            if got != wanted:
+                raise TypeError(f"{name}[{number}]: has {what} {got}, but {name}[0] has {wanted}; all arrays of a list have one")
+        if entry.device not in (device, ANYWHERE):
+            raise ValueError(f"{name}[{number}] is on {entry.device}, but other arrays of the list are on {device}; move it")
+        if any(entry.strides[axis] != first.strides[axis] for axis in steps):
+            both = f"{name}[{number}]: has strides {entry.strides} (bytes), but {name}[0] has {first.strides}"
+            raise ValueError(f"{both}; all arrays of a list have the same")
+    framework = first.framework if all(entry.framework == first.framework for entry in entries) else ""
+    shape, strides = (len(entries), *first.shape), (0, *first.strides)
+    return ListView(first.pointer, shape, strides, first.dtype, device, framework, entries=entries)
 
 
 # ---- the frameworks ----------------------------------------------------------------------------------------------------------
@@ -434,6 +458,10 @@ def empty(
 
 def written(out: Any) -> Any:
     """The caller's out, once it has been written: torch is told, so that autograd refuses a backward that needed what was there."""
+    if isinstance(out, (list, tuple)):
+        for one in out:
+            written(one)
+        return out
     owner = out.owner if type(out) is ArrayView else out
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(owner, torch.Tensor) and not owner.is_inference():

@@ -6,11 +6,13 @@ import ctypes
 import dataclasses
 import functools
 import math
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["CPU", "ArrayView", "Device", "host_array", "numpy_view", "packed_strides"]
+__all__ = ["CPU", "ArrayView", "Device", "ListView", "host_array", "near_pairs", "numpy_view", "packed_strides"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,9 +82,18 @@ class ArrayView:
         steps = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
         return steps + self.dtype.itemsize
 
+    @property
+    def address_bits(self) -> int:
+        """A number that has a bit wherever the address, or that of an array of a list, has one: for its alignment."""
+        return self.pointer
+
+    def parts(self, name: str) -> Sequence[tuple[str, ArrayView]]:
+        """The one array that this is, or those of a list, and what each of them is called where this is called `name`."""
+        return ((name, self),)
+
     def signature(self) -> tuple[Any, ...]:
         """What the layout depends on, hashable: everything but the address, of which only its alignment (up to 16 bytes)."""
-        return (self.shape, self.strides, self.dtype, self.pointer & 15, self.device)
+        return (type(self), self.shape, self.strides, self.dtype, self.address_bits & 15, self.device)
 
     def overlaps(self, other: ArrayView) -> bool:
         """Whether two views share an element's byte; undecided after a bounded search counts as yes."""
@@ -106,6 +117,53 @@ class ArrayView:
     def describe(self) -> str:
         """Type and shape for an error text."""
         return f"{self.dtype.name} {self.shape} on {self.device}"
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class ListView(ArrayView):
+    """Arrays of one shape, one per group, as if they were stacked along axis 0. `pointer`, `strides` and `reach` are the first array's.
+
+    The stride of axis 0 says nothing and is 0.
+    """
+
+    entries: tuple[ArrayView, ...] = ()
+
+    @property
+    def reach(self) -> int:
+        """Bytes from the first to past the last element of each array."""
+        return self.entries[0].reach
+
+    @property
+    def pointers(self) -> tuple[int, ...]:
+        """The arrays' addresses."""
+        return tuple([entry.pointer for entry in self.entries])
+
+    @property
+    def address_bits(self) -> int:
+        """All addresses' bits."""
+        return functools.reduce(operator.or_, self.pointers)
+
+    def parts(self, name: str) -> Sequence[tuple[str, ArrayView]]:
+        """The arrays."""
+        return [(f"{name}[{number}]", entry) for number, entry in enumerate(self.entries)]
+
+
+def near_pairs(
+    ones: Sequence[tuple[str, ArrayView]], others: Sequence[tuple[str, ArrayView]] | None = None
+) -> Iterator[tuple[tuple[str, ArrayView], tuple[str, ArrayView]]]:
+    """Pairs of named views, one of each sequence or both of the only one, whose ranges of addresses meet."""
+    both = [
+        (view.pointer, view.pointer + view.reach, side, (name, view))
+        for side, views in ((0, ones), (1, others or ()))
+        for name, view in views
+    ]
+    open_ones: list[tuple[int, int, int, tuple[str, ArrayView]]] = []
+    for one in sorted(both, key=operator.itemgetter(0)):
+        open_ones = [other for other in open_ones if one[0] < other[1]]
+        for other in open_ones:
+            if others is None or one[2] != other[2]:
+                yield (one[3], other[3]) if one[2] < other[2] else (other[3], one[3])
+        open_ones.append(one)
 
 
 class _Addresses:

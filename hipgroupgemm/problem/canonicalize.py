@@ -12,7 +12,7 @@ import numpy as np
 
 from hipgroupgemm.config import GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.dtypes import DTYPES, dtype_of, float_dtype, result_dtype
-from hipgroupgemm.operands.views import ArrayView, packed_strides
+from hipgroupgemm.operands.views import ArrayView, ListView, packed_strides
 from hipgroupgemm.problem.dimension_numbers import BASIC, RaggedDotAxes, RaggedDotDimensionNumbers, resolve
 from hipgroupgemm.problem.groups import GroupBounds, GroupFault, scan
 from hipgroupgemm.problem.layout import DoesNotCollapse, config_from_views
@@ -90,11 +90,25 @@ def _axes_of(call: Call, numbers: RaggedDotDimensionNumbers, group_count: int | 
 
 def _problem(axes: RaggedDotAxes, call: Call, dtype: np.dtype[Any], precision: Precision, like: GroupedGemmConfig | None = None) -> Problem:
     """The problem of these axes; `like` is a plan's key, from which strides that say nothing are taken."""
+    _check_lists(axes, call)
     out = _expected_output(axes, call, dtype)
     unread = () if call.beta else ("c",)
     views = {role: view for role, view in call.views.items() if role not in unread}
     config = config_from_views(axes, {**views, "out": out}, alpha=call.alpha, beta=call.beta, precision=precision, like=like)
     return Problem(axes, dtype, config, "", *_sizes_layout(config, call.sizes))
+
+
+def _check_lists(axes: RaggedDotAxes, call: Call) -> None:
+    """Raises TypeError for a list where the operand has no axis of groups, or where that is not its first one."""
+    listed = {role for role, view in call.views.items() if isinstance(view, ListView)}
+    if "rhs" in listed and axes.rhs_group != 0:
+        raise TypeError(
+            "rhs: is a list, so its groups are axis 0; pass rhs_group_dimensions=(0,), and one array where lhs's rows are not ragged"
+        )
+    if listed & {"out", "c"} and axes.mode is not RaggedDotMode.CONTRACTING:
+        raise TypeError(f"{' and '.join(sorted(listed - {'rhs'}))}: lists go with a contracted ragged axis, this is {axes.mode.name}")
+    if "c" in call.views and ("c" in listed) != ("out" in listed):
+        raise TypeError(f"out and c: {'c' if 'c' in listed else 'out'} alone is a list; pass both as lists, or both as arrays")
 
 
 def _expected_output(axes: RaggedDotAxes, call: Call, dtype: np.dtype[Any]) -> ArrayView:
@@ -222,6 +236,8 @@ _WORDS = {
         "stride_group_dim": "rhs's group stride",
         "output_stride_ragged_dim": "out's group stride",
         "c_stride_ragged_dim": "c's group stride",
+        "rhs_listed": "whether rhs is a list",
+        "out_listed": "whether out is a list",
     },
 }
 

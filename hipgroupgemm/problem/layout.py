@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hipgroupgemm.config import Epilogue, GroupedGemmConfig, RaggedDotMode, inner_axis
-from hipgroupgemm.operands.views import ArrayView
+from hipgroupgemm.operands.views import ArrayView, ListView
 from hipgroupgemm.problem.dimension_numbers import RaggedDotAxes
 from hipgroupgemm.problem.precision import Precision, compute_type_under
 
@@ -59,8 +59,10 @@ def _elements(view: ArrayView) -> tuple[int, ...]:
     return tuple(stride // view.dtype.itemsize for stride in view.strides)
 
 
-def _settle(matrix: _Matrix, extents: tuple[int, int, int, int], like: tuple[int, int, int, int] | None, size: int) -> tuple[_Matrix, int]:
-    """Gives axes of at most one element, along which a stride says nothing, the strides of `like` or else of a packed operand.
+def _settle(
+    matrix: _Matrix, extents: tuple[int, int, int, int], like: tuple[int, int, int, int] | None, size: int, listed: bool
+) -> tuple[_Matrix, int]:
+    """Gives axes whose stride says nothing (of at most one element, and a list's groups) the strides of `like` or else of a packed operand.
 
     Returns the matrix and the inner axis (0 rows, 1 columns).
     """
@@ -74,18 +76,18 @@ def _settle(matrix: _Matrix, extents: tuple[int, int, int, int], like: tuple[int
     slab = max(rows, 1) * r if r >= c else max(columns, 1) * c
     if not says[1]:
         b = 0 if batch <= 1 else like[1] if like else slab
-    if not says[0]:
-        g = like[0] if like else max(batch, 1) * slab if groups else 0
+    if listed or not says[0]:
+        g = like[0] if like else max(batch, 1) * (max(slab, b, 1) if listed else slab) if groups else 0
     return _Matrix(g, b, r, c), inner_axis((r, c))
 
 
 def _alignment(view: ArrayView, matrix: _Matrix, inner: int, *, batch: int, groups: int) -> int:
-    """The power of two, up to 16, that divides the address and every stride but the inner one, in bytes."""
+    """The power of two, up to 16, that divides the address (each of a list's) and every stride but the inner one, in bytes."""
     size = view.dtype.itemsize
-    bits = view.pointer | 16 | (matrix.rows if inner == 1 else matrix.columns) * size
+    bits = view.address_bits | 16 | (matrix.rows if inner == 1 else matrix.columns) * size
     if batch > 1:
         bits |= matrix.batch * size
-    if groups > 1:
+    if groups > 1 and not isinstance(view, ListView):
         bits |= matrix.group * size
     return bits & -bits
 
@@ -159,7 +161,8 @@ def config_from_views(
     inner_axes: dict[str, int] = {}
     for role, (unsettled, extents) in found.items():
         hint = None if like is None else getattr(like, f"{role}_strides")
-        matrix, inner = _settle(unsettled, extents, hint if hint is None or len(hint) == 4 else (0, *hint), held[role].size)
+        hint = hint if hint is None or len(hint) == 4 else (0, *hint)
+        matrix, inner = _settle(unsettled, extents, hint, held[role].size, isinstance(held[role], ListView))
         if role == "c":
             inner = inner_axes["output"]
         elif like is not None:  # the plan's orientation where the strides allow it as well
@@ -202,6 +205,8 @@ def config_from_views(
         sizes_per_batch=per_batch and batch > 1,
         group_total=axes.group_total,
         epilogue=Epilogue(bias=bias is not None),
+        rhs_listed=isinstance(rhs, ListView),
+        out_listed=isinstance(out, ListView),
         **fields,
     )
 

@@ -16,27 +16,28 @@ import numpy as np
 from hipgroupgemm.config import FLOAT32_MAX
 from hipgroupgemm.operands import arrays
 from hipgroupgemm.operands.dtypes import compute_type_of, dtype_of, float_dtype
-from hipgroupgemm.operands.views import ArrayView, Device, host_array
+from hipgroupgemm.operands.views import ArrayView, Device, host_array, near_pairs
 from hipgroupgemm.runtime.streams import normalize_stream, stream_handle
 
 __all__ = ["ARRAYS", "ROLES", "Call", "Role", "parse", "parse_beta"]
 
 
 class Role(NamedTuple):
-    """What an operand is: "floating" data or "integer" indices, or "bytes"; and whether the call writes it."""
+    """What an operand is: "floating" data or "integer" indices, or "bytes"; whether the call writes it, and whether it may be a list."""
 
     elements: str
     written: bool = False
+    listed: bool = False
 
 
 ROLES: dict[str, Role] = {
     "lhs": Role("floating"),
-    "rhs": Role("floating"),
+    "rhs": Role("floating", listed=True),
     "group_sizes": Role("integer"),
     "group_offset": Role("integer"),
-    "c": Role("any"),
+    "c": Role("any", listed=True),
     "bias": Role("any"),
-    "out": Role("any", written=True),
+    "out": Role("any", written=True, listed=True),
     "workspace": Role("bytes", written=True),
 }
 ARRAYS = ("lhs", "rhs", "group_sizes", "offs", "c", "bias", "out")
@@ -96,10 +97,9 @@ class Call:
     def require_memory(self) -> None:
         """Refuses operands that have elements but no address, such as an `ArraySpec`."""
         for role, view in self.views.items():
-            if view.pointer == 0 and view.size and not (role == "c" and not self.beta):
-                raise ValueError(
-                    f"{self.name_of(role)}: has shape {view.shape} but no memory (an ArraySpec?); pass an array to compute with"
-                )
+            for name, part in view.parts(self.name_of(role)):
+                if part.pointer == 0 and part.size and not (role == "c" and not self.beta):
+                    raise ValueError(f"{name}: has shape {part.shape} but no memory (an ArraySpec?); pass an array to compute with")
 
     def refuse_overlap(self) -> None:
         """Refuses an out, and a workspace, that shares memory with another operand; only c may be exactly out."""
@@ -107,12 +107,14 @@ class Call:
             if not ROLES[role].written:
                 continue
             for other, operand in self.views.items():
-                if other == role or (ROLES[other].written and role == "out") or not view.overlaps(operand):
+                if ROLES[other].written and role == "out" != other:
                     continue
-                if (role, other) == ("out", "c") and view.same_elements(operand):
-                    continue
-                exactly = " without being exactly c" if (role, other) == ("out", "c") else ""
-                raise ValueError(f"{role}: shares memory with {self.name_of(other)}{exactly}; give it memory of its own")
+                of_both, is_c = operand.parts(self.name_of(other)) if other != role else None, (role, other) == ("out", "c")
+                for (one, mine), (two, theirs) in near_pairs(view.parts(role), of_both):
+                    if (is_c and one[3:] == two[1:] and mine.same_elements(theirs)) or not mine.overlaps(theirs):
+                        continue
+                    exactly = f" without being exactly {two}" if is_c else ""
+                    raise ValueError(f"{one}: shares memory with {two}{exactly}; give it memory of its own")
 
 
 def parse(arguments: dict[str, Any]) -> Call:
@@ -143,7 +145,7 @@ def parse(arguments: dict[str, Any]) -> Call:
     else:
         own = arrays.current_stream(lhs.framework, lhs.device) if asked is None else asked
         stream = normalize_stream(lhs.device.kind, own)
-    views = {"lhs": lhs, "rhs": arrays.view_of(arguments["rhs"], "rhs", stream)}
+    views = {"lhs": lhs, "rhs": arrays.view_or_list_of(arguments["rhs"], "rhs", stream)}
     sizes_name = "group_sizes" if offs is None else "offs"
     views["group_sizes"] = _integers(given(sizes_name), sizes_name, stream)
     offset = None if given("group_offset") is None else _offset(given("group_offset"), stream)
@@ -151,7 +153,7 @@ def parse(arguments: dict[str, Any]) -> Call:
         views["group_offset"], offset = offset, None
     for role in ("c", "bias", "out", "workspace"):
         if given(role) is not None:
-            views[role] = arrays.view_of(given(role), role, stream)
+            views[role] = (arrays.view_or_list_of if ROLES[role].listed else arrays.view_of)(given(role), role, stream)
     for role in ("lhs", "rhs"):
         float_dtype(views[role].dtype, role)
     _check_writable(views)
@@ -238,16 +240,18 @@ def _check_writable(views: dict[str, ArrayView]) -> None:
     for role, view in views.items():
         if not ROLES[role].written:
             continue
-        if view.framework == "jax":
-            raise TypeError(f"{role}: JAX arrays are immutable; leave {role} away and use the result")
-        if view.readonly:
-            raise TypeError(f"{role}: is read-only; pass a writable array")
-        reach = view.dtype.itemsize
-        steps = zip(view.strides, view.shape, strict=True)
-        for stride, extent in sorted(step for step in steps if step[1] > 1) if view.size else ():
+        for name, part in view.parts(role):
+            if part.framework == "jax":
+                raise TypeError(f"{name}: JAX arrays are immutable; leave {role} away and use the result")
+            if part.readonly:
+                raise TypeError(f"{name}: is read-only; pass a writable array")
+        name, part = view.parts(role)[0]  # all have the same strides
+        reach = part.dtype.itemsize
+        steps = zip(part.strides, part.shape, strict=True)
+        for stride, extent in sorted(step for step in steps if step[1] > 1) if part.size else ():
             if stride < reach:
                 raise ValueError(
-                    f"{role}: its elements overlap in memory, it has strides {view.strides} (bytes) for shape {view.shape}; "
+                    f"{name}: its elements overlap in memory, it has strides {part.strides} (bytes) for shape {part.shape}; "
                     "pass an array of its own, not a broadcast or sliding view"
                 )
             reach += stride * (extent - 1)

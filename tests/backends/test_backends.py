@@ -14,7 +14,7 @@ import hipgroupgemm as hgg
 from hipgroupgemm import GroupedMatmulPlan, backends, register_backend, unregister_backend
 from hipgroupgemm.backends import backend_names, get_backend, select_backend
 from hipgroupgemm.backends.base import Arguments
-from hipgroupgemm.dispatch import PlanCache
+from hipgroupgemm.caches import PlanCache
 from hipgroupgemm.operands.views import CPU, Device
 from hipgroupgemm.problem.groups import GroupFault
 

@@ -42,6 +42,7 @@ def kinds_of(drawn: Drawn) -> Counter[str]:
         seen["offset on the device"] += isinstance(case.group_offset, Place)
         if case.records is not None:
             seen["surplus records"] += case.records.shape[0] > case.batches * case.groups
+            seen["lists"] += any(op is not None and op.table is not None for op in case.operands.values())
         if case.out is not None:
             before_out, after_out = (case.out.view(x).tobytes() for x in (drawn.before, drawn.expected))
             seen[f"out {case.out.dtype}"] += before_out != after_out
@@ -62,7 +63,7 @@ def test_ten_thousand_random_configs(host: HostBuild) -> None:
         "fault in a later batch",
         "more than a window",
     ]
-    needed += ["offset on the device", "surplus records", "c is out", "c broadcast"]
+    needed += ["offset on the device", "surplus records", "lists", "c is out", "c broadcast"]
     needed += [f"out {name}" for name in L.FLOATS]
     assert {name: seen[name] for name in needed if seen[name] < 50} == {}
 
@@ -195,6 +196,41 @@ def test_a_fault_stays_until_it_is_cleared(host: HostBuild) -> None:
     assert flag.item() == (0, 0, 0, 0, 0)
     scanned(host, [-1, 9], "i4", 10, fault=flag.ctypes.data)
     assert flag.item() == (L.FAULT_NEGATIVE, 0, 0, -1, 10)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_slabs_of_a_list_that_no_group_covers(host: HostBuild, rng: np.random.Generator, dtype: str, in_place: bool) -> None:
+    sizes, beta = [3, 0, 4, 0, 0], 0.5
+
+    def slabs(first: int) -> list[np.ndarray]:
+        """Arrays of (2, 3, 5), each somewhere else, some at odd addresses."""
+        starts = [first + 1000 * at + shift for at, shift in zip(rng.permutation(5), (0, 1, 16, 3, 2), strict=True)]
+        return [np.ndarray((2, 3, 5), dtype, memory.data, start) for start in starts]
+
+    memory = np.zeros(20000, np.uint8)
+    out, c = slabs(64), slabs(8000)
+    for slab in [*out, *c]:
+        slab[...] = rng.standard_normal(slab.shape)
+    before, given = memory.copy(), [slab.copy() for slab in (out if in_place else c)]
+    tables = [np.array([slab.__array_interface__["data"][0] for slab in list_], np.uint64) for list_ in (out, out if in_place else c)]
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    a = np.zeros((), L.ARGUMENTS)
+    a["starts"], a["ends"], a["mode"] = starts.ctypes.data, ends.ctypes.data, L.RAGGED_K
+    a["batch_count"], a["group_count"], a["group_total"], a["out_batch_count"], a["out_rows"], a["out_columns"] = 1, 5, 5, 2, 3, 5
+    a["out_type"] = a["c_type"] = L.FLOATS[dtype]
+    a["beta"] = np.void(np.array(beta, "f8" if dtype == "float64" else "f4").tobytes().ljust(16, b"\0"))
+    size = np.dtype(dtype).itemsize
+    for name, table in zip(("out", "c_matrix"), tables, strict=True):
+        a[name] = (table.ctypes.data, 5 * size, size, L.LISTED, 15 * size)
+    assert host.launch("hgg_zero_uncovered", a, 3) == 0
+    expected = before.copy()
+    for slab, rows, values in zip(out, sizes, given, strict=True):
+        if not rows:
+            start = slab.__array_interface__["data"][0] - memory.ctypes.data
+            np.ndarray((2, 3, 5), dtype, expected.data, start)[...] = (values.astype("f8") * beta).astype(dtype)
+    np.testing.assert_array_equal(memory, expected)
 
 
 @pytest.fixture(scope="module")

@@ -31,9 +31,9 @@ MUTATIONS = {
         "HGG_PHASE(t) { publish_total(shared.total, HGG_OWN(mine, t), t);",
     ),
     "addresses in 32 bits": (
-        "records.h",
-        "group * (hgg_u64)operand.group_stride",
-        "(hgg_u32)(group * (hgg_u64)operand.group_stride)",
+        "scan.h",
+        "base + group * (hgg_u64)group_stride",
+        "base + (hgg_u32)(group * (hgg_u64)group_stride)",
     ),
     "empty groups past the end": (
         "records.h",
@@ -59,7 +59,7 @@ SECONDS = 120
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     many = partial(draw_case, count=2100)
     path = tmp_path_factory.mktemp("drawn") / "drawn.pickle"
-    path.write_bytes(pickle.dumps(draw(5, 303, [draw_case] * 100 + [many])))
+    path.write_bytes(pickle.dumps(draw(9, 303, [draw_case] * 100 + [many])))
     return path
 
 

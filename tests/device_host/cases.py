@@ -47,6 +47,7 @@ class Operand:
     row_stride: int = 0
     group_stride: int = 0
     batch_stride: int = 0
+    table: Place | None = None  # the groups' bases, where the operand is a list
 
 
 @dataclass
@@ -193,7 +194,7 @@ def add_group_offset(rng: np.random.Generator, arena: Arena, case: Case) -> None
     case.group_offset.view(arena.bytes)[0] = min(max(value, bounds.min), bounds.max)
 
 
-def draw_operands(rng: np.random.Generator, case: Case) -> None:
+def draw_operands(rng: np.random.Generator, arena: Arena, case: Case) -> None:
     """lhs, rhs, out, c and bias somewhere in the 64-bit space, steps between groups past 2^32 included."""
 
     def address() -> int:
@@ -213,6 +214,9 @@ def draw_operands(rng: np.random.Generator, case: Case) -> None:
             assert op is not None
             op.row_stride = stride(2**20) if name in ragged else 0
             op.group_stride = stride() if name in per_group else 0
+            if name in per_group and case.groups and rng.random() < 0.25:
+                op.table = arena.place((case.groups,), "<u8", 8)
+                op.table.view(arena.bytes)[...] = rng.integers(1, 2**47, case.groups)
     for name in ("c", "bias"):
         if rng.random() < 0.3:
             ops[name] = None
@@ -226,7 +230,7 @@ def add_records(rng: np.random.Generator, arena: Arena, case: Case) -> None:
         return
     case.records = arena.place((count,), L.RECORD, pick(rng, (16, 256)))
     case.template = np.frombuffer(rng.bytes(L.RECORD.itemsize), L.RECORD)[0]
-    draw_operands(rng, case)
+    draw_operands(rng, arena, case)
     case.alpha = rng.bytes(16) if rng.random() < 0.7 else None
     case.beta = rng.bytes(16) if rng.random() < 0.7 else None
 
@@ -408,7 +412,9 @@ def arguments(case: Case, arena_address: int) -> np.ndarray:
     matrices = {"out": "d", "c": "c", "bias": "bias"}
     matrices |= {"rhs": "a", "lhs": "b"} if case.swapped else {"lhs": "a", "rhs": "b"}
     for name, op in case.operands.items():
-        if op is not None:
+        if op is not None and op.table is not None:
+            a[matrices[name]] = (op.table.offset + arena_address, op.row_stride, L.LISTED, op.batch_stride)
+        elif op is not None:
             a[matrices[name]] = (op.base, op.row_stride, op.group_stride, op.batch_stride)
     if case.out is not None:
         _matrix(a["out"], case.out)

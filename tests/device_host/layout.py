@@ -30,6 +30,8 @@ RECORD = np.dtype(
     }
 )  # fmt: skip
 
+LISTED = -(2**63)  # a group stride
+
 OPERAND = np.dtype([("base", "<u8"), ("row_stride", "<i8"), ("group_stride", "<i8"), ("batch_stride", "<i8")])
 MATRIX = np.dtype(
     [

@@ -75,14 +75,18 @@ def scan(case: Case, arena: np.ndarray) -> Scan:
     return Scan(starts, ends, covered_range, fault)
 
 
-def addresses(op: Operand | None, otherwise: Any, first: np.ndarray, group: np.ndarray, batch: np.ndarray) -> Any:
+def addresses(op: Operand | None, otherwise: Any, arena: np.ndarray, first: np.ndarray, group: np.ndarray, batch: np.ndarray) -> Any:
     if op is None:
         return otherwise
     terms = zip((first, group, batch), (op.row_stride, op.group_stride, op.batch_stride), strict=True)
+    if op.table is not None:
+        return op.table.view(arena)[group] + sum(
+            x.astype(np.uint64) * np.uint64(s) for x, s in ((first, op.row_stride), (batch, op.batch_stride))
+        )
     return np.uint64(op.base) + sum(x.astype(np.uint64) * np.uint64(s) for x, s in terms)
 
 
-def records(case: Case, scanned: Scan) -> np.ndarray:
+def records(case: Case, scanned: Scan, arena: np.ndarray) -> np.ndarray:
     """All records: one for each (batch, group), then those without rows."""
     assert case.records is not None
     out = np.zeros(case.records.shape, L.RECORD)
@@ -104,7 +108,7 @@ def records(case: Case, scanned: Scan) -> np.ndarray:
     if case.swapped:
         operands |= {"a": "rhs", "b": "lhs"}
     for name, mine in operands.items():
-        out[name] = addresses(case.operands[mine], case.template[name], first, group, batch)
+        out[name] = addresses(case.operands[mine], case.template[name], arena, first, group, batch)
     if case.alpha is not None:
         out["alpha"] = np.void(case.alpha)
     if case.beta is not None:
@@ -159,7 +163,7 @@ def expect(case: Case, before: np.ndarray, after: np.ndarray) -> None:
     if case.fault is not None and scanned.fault and case.fault.view(before)["kind"][0] == 0:
         case.fault.view(after)[0] = scanned.fault
     if case.records is not None:
-        case.records.view(after)[...] = records(case, scanned)
+        case.records.view(after)[...] = records(case, scanned, before)
     if case.tiles is not None and case.tile_count is not None:
         table = tile_table(case, scanned)
         case.tile_count.view(after)[0] = len(table)

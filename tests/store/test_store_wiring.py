@@ -17,7 +17,7 @@ from test_imports import BLOCK, CHECK, FRAMEWORKS, ROOT
 
 import hipgroupgemm as hgg
 from hipgroupgemm import GroupedMatmulPlan
-from hipgroupgemm.dispatch import PlanCache
+from hipgroupgemm.caches import PlanCache
 from hipgroupgemm.operands.views import CPU
 from hipgroupgemm.store.identity import device_kind
 from hipgroupgemm.store.store import TuningStore, default_store

@@ -30,7 +30,9 @@ class HipblasltBackend(Backend):
 
     name = "hipblaslt"
     types = frozenset(("bfloat16", "float16", "float32", "float64"))
-    features = frozenset(("alpha", "bias", "c", "group_offset", "narrow_output", "sizes_per_batch", "tf32", "wide_output"))
+    features = frozenset(
+        ("alpha", "bias", "c", "group_offset", "narrow_output", "out_listed", "rhs_listed", "sizes_per_batch", "tf32", "wide_output")
+    )
     layouts = frozenset(("column_major_output",))
     lacking: ClassVar[dict[str, str]] = {
         "batch_invariant": "its kernels may begin k at a place that depends on the tile (StaggerU), and do not say whether they do",

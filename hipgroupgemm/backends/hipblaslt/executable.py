@@ -17,7 +17,8 @@ from hipgroupgemm import native
 from hipgroupgemm.backends.base import Arguments, Device, Executable, MatmulAlgorithm, Recipe
 from hipgroupgemm.backends.device_kernels import DeviceKernels
 from hipgroupgemm.backends.hipblaslt.problem import HipblasltProblem, patched_record, problem_of
-from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, RECORD_BYTES, SIZE, ScanArguments, fault_from_bytes
+from hipgroupgemm.backends.list_tables import ListTables
+from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, LISTED, RECORD_BYTES, SIZE, ScanArguments, fault_from_bytes
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 from hipgroupgemm.operands.views import ArrayView, numpy_view, packed_strides
 from hipgroupgemm.problem.groups import GroupFault
@@ -144,6 +145,7 @@ class HipblasltExecutable(Executable):
                 )
         self.kernels = DeviceKernels(self.runtime, device.index)
         _ready.add(device.index)
+        self.tables = ListTables(self.runtime, device.index, stream, key)
         scans, groups = self.problem.scans, self.problem.groups
         sections = {
             "fault": FAULT_BYTES,
@@ -152,6 +154,7 @@ class HipblasltExecutable(Executable):
             "ends": 8 * max(1, groups),
             "sizes": 8 * max(1, scans * key.group_total),  # those that come from the host
             "records": RECORD_BYTES * self.problem.gemm.count,
+            "tables": self.tables.nbytes,
             "workspace": algorithm.workspace_size,
         }
         offsets, self.scratch_size = pack_sections(list(sections.values()))
@@ -198,8 +201,8 @@ class HipblasltExecutable(Executable):
         """The launches of a call with sizes on the device; see :meth:`.Executable.recipe`. Its scratch is this executable's own."""
         config, kernel_parameters = arguments.config, KernelParameters([Blob(SIZE)])
         contracting = config.ragged_mode is RaggedDotMode.CONTRACTING
-        if contracting and config.alpha == 0:
-            return None  # that takes a memset between two scans
+        if self.tables.offsets or (contracting and config.alpha == 0):
+            return None  # the tables of lists are written from here; alpha = 0 takes a memset between two scans
         slot = {name: place for place, name in enumerate(slots)}
         nowhere = {name: _NOWHERE + (place << 32) for name, place in slot.items()}
         a = dataclasses.replace(arguments, pointers=nowhere)
@@ -246,11 +249,14 @@ class HipblasltExecutable(Executable):
         packed.set_scan(config, arguments, sizes, **places)
         packed.set_records(0 if slot.gemm is None else at["records"], self.problem.gemm.count)
         packed.set_scalars(config.alpha, config.beta, double=config.compute_type == "float64")
+        if arguments.lists:
+            self.tables.write(arguments.lists, at["tables"], slot.capture)
+        bases = pointers | {role: at["tables"] + offset for role, offset in self.tables.offsets.items()}
         for letter, matrix in problem.matrices.items():
-            batch = matrix.batch if problem.scans > 1 else 0
-            packed.set_operand(letter, pointers[matrix.role], matrix.row, matrix.group, batch)
+            batch, group = matrix.batch if problem.scans > 1 else 0, LISTED if matrix.role in self.tables.offsets else matrix.group
+            packed.set_operand(letter, bases[matrix.role], matrix.row, group, batch)
         packed.set_operand("bias", pointers.get("bias", 0), 0, config.bias_group_stride * FLOAT_BYTES[config.type_d], 0)
-        packed.set_uncovered(config, pointers["out"], pointers["c"] if config.beta else pointers["out"])
+        packed.set_uncovered(config, bases["out"], bases["c"] if config.beta else bases["out"])
         packed.set_record(patched_record(slot.template, problem, product=config.alpha != 0 and config.k != 0))
         return problem
 
@@ -300,3 +306,4 @@ class HipblasltExecutable(Executable):
         """Gives everything back; graphs that were captured must not be launched any more."""
         self._slots.close()
         self.staging.close()
+        self.tables.close()

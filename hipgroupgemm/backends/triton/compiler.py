@@ -201,9 +201,7 @@ def _build(spec: KernelSpec) -> tuple[dict[str, Any], bytes]:
         types = dict(spec.signature)
         signature = {name: _type_name(types[name]) for name in names}
         if spec.module.startswith("hopper"):
-            from triton.experimental.gluon._runtime import GluonASTSource
-
-            source = GluonASTSource(function, signature, constants, attributes)
+            source = _gluon_source()(function, signature, constants, attributes)
         else:
             from triton.compiler import ASTSource
 
@@ -227,6 +225,33 @@ def _build(spec: KernelSpec) -> tuple[dict[str, Any], bytes]:
         "parameters": [name for name in names if types[name] != "constexpr"],
     }
     return facts, bytes(result.asm["cubin" if spec.target.backend == "cuda" else "hsaco"])
+
+
+_MADE = re.compile(r"tt\.make_tensor_descriptor (%\S+), .* : (<.*>), (<.*>)( loc.*)?$", re.MULTILINE)
+_REINTERPRETED = r'"ttng.reinterpret_tensor_descriptor"(\1) : (!tt.ptr\2) -> !tt.tensordesc\3\4'
+
+
+@functools.lru_cache(1)
+def _gluon_source() -> Any:
+    """Triton's class for a kernel in Gluon; `hopper_common.descriptor_of` gets an operation that only the IR's text can name."""
+    from triton._C.libtriton import ir
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    class Source(GluonASTSource):  # type: ignore[misc]
+        def make_ir(self, *arguments: Any, **named: Any) -> Any:
+            module = super().make_ir(*arguments, **named)
+            text, count = _MADE.subn(_REINTERPRETED, str(module))
+            if not count:
+                return module
+            context = module.context
+            with tempfile.NamedTemporaryFile("w", suffix=".glir", dir=temporary_directory()) as file:
+                file.write(text)
+                file.flush()
+                module = ir.parse_mlir_module(file.name, context)
+            module.context = context
+            return module
+
+    return Source
 
 
 @contextlib.contextmanager

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from typing import Any
 
+from hipgroupgemm.backends.list_tables import MAP_BYTES
 from hipgroupgemm.backends.triton.compiler import ELEMENTS, CompiledKernel
 from hipgroupgemm.backends.triton.specs import operands_of
 from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
@@ -23,7 +26,7 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def layouts(config: GroupedGemmConfig) -> dict[str, Layout]:
-    """(shape, strides in bytes but for the innermost) of each operand, as the sm_90 kernels describe them."""
+    """(shape, strides in bytes but for the innermost) of each operand, of a list's arrays, as the sm_90 kernels describe them."""
     c, batch = config, max(config.batch_count, 1)
     at = {
         name: stride * FLOAT_BYTES[operand.type] for operand in operands_of(c).values() for name, stride in operand.strides.items()
@@ -35,14 +38,14 @@ def layouts(config: GroupedGemmConfig) -> dict[str, Layout]:
 
     lhs_b, rhs_b, out_b = ((batch, at[f"{role}_b"]) for role in _ROLES)
     if c.ragged_mode is RaggedDotMode.CONTRACTING:
-        rows = max(c.k, 1)
+        rows, slabs = max(c.k, 1), 1 if c.out_listed else c.group_count
         return {
             "lhs": ((batch, rows, _TALLEST, c.m), (*steps(lhs_b), at["lhs_k"], at["lhs_k"])),
             "rhs": ((batch, rows, _TALLEST, c.n), (*steps(rhs_b), at["rhs_k"], at["rhs_k"])),
-            "out": ((c.group_count, batch, c.m, c.n), (*steps((c.group_count, at["out_g"]), out_b), at["out_m"])),
+            "out": ((slabs, batch, c.m, c.n), (*steps((slabs, at["out_g"]), out_b), at["out_m"])),
         }
     inner, outer, step = (c.k, c.n, at["rhs_n"]) if c.trans_b else (c.n, c.k, at["rhs_k"])
-    groups = c.group_count if c.ragged_mode is RaggedDotMode.NON_CONTRACTING else 1
+    groups = c.group_count if c.ragged_mode is RaggedDotMode.NON_CONTRACTING and not c.rhs_listed else 1
     return {
         "lhs": ((batch, _ANY, _ANY, _FAR, c.k), (*steps(lhs_b), _WRAP - at["lhs_m"], at["lhs_m"], at["lhs_m"])),
         "rhs": ((groups, batch, outer, inner), (*steps((groups, at["rhs_g"]), rhs_b), step)),
@@ -69,6 +72,14 @@ class Descriptors:
                 any_runtime, ELEMENTS[operands[role].type], box, swizzle=swizzle, l2_promotion=256
             )  # fmt: skip
             self.maps[role] = parameters.blob_address(parameters.index(role))
+
+    def write_maps(self, config: GroupedGemmConfig, role: str, addresses: Sequence[int], into: int) -> None:
+        """Writes tensor maps of arrays at these addresses, 128 bytes each, to a host address; `config` says how all of them lie."""
+        encoder = self.encoders[role]
+        encoder.encode(into, addresses[0], *layouts(config)[role])
+        for number, address in enumerate(addresses[1:], 1):
+            ctypes.memmove(into + MAP_BYTES * number, into, MAP_BYTES)
+            encoder.replace_address(into + MAP_BYTES * number, address)
 
     def describe(self, config: GroupedGemmConfig, addresses: dict[str, int]) -> None:
         """Describes operands of `config`'s layout at these addresses."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 
 from hipgroupgemm.backends.base import Arguments, Executable, Recipe
 from hipgroupgemm.backends.device_kernels import THREADS, scan_blocks
+from hipgroupgemm.backends.list_tables import ListTables
 from hipgroupgemm.backends.scan_arguments import FAULT_BYTES, SIZE, ScanArguments, fault_from_bytes
 from hipgroupgemm.backends.triton.compiler import KernelSpec, compile_kernel
 from hipgroupgemm.backends.triton.descriptors import Descriptors
@@ -110,8 +112,11 @@ class TritonExecutable(Executable):
         bounds = 8 * self._scans * key.group_count if self._has_scan else 0
         sections = {"fault": FAULT_BYTES, "covered_range": 16 * self._scans, "group_starts": bounds, "group_ends": bounds, "tile_count": 4}
         sections.update(tiles=16 * self._tile_capacity, sizes=8 * self._scans * key.group_total, partials=kernel.split_k_bytes(key))
+        tables = ListTables(runtime, self._device, stream, key, maps=kernel.kernel == "tma")
+        sections["tables"] = tables.nbytes
         offsets, nbytes = pack_sections(list(sections.values()))
         self._offsets = dict(zip(sections, offsets, strict=True))
+        self._tables = tables
         self._scratch = Scratch(runtime, self._device, stream, nbytes)
         self._ring = PinnedRing(runtime, self._device, max(sections["sizes"], FAULT_BYTES))
         self._products: dict[bool, _Kernel] = {}
@@ -185,7 +190,7 @@ class TritonExecutable(Executable):
         """Launches the scan and the product on the stream. With the config and layout of the call before, only addresses are written."""
         a, runtime = arguments, self._runtime
         replay = self._replay
-        if a is self._bound:
+        if a is self._bound and (not a.lists or a.lists == self._tables.held):
             if replay is None:
                 replay = self._replay = self._make_replay(a)
             if replay is not None and replay.run(self._addresses_of(a.pointers)):
@@ -203,6 +208,8 @@ class TritonExecutable(Executable):
                 self._ring.put(values, sizes, self._stream)
             partials = base + self._offsets["partials"] if workspace is None else workspace.pointer
             at = offset if isinstance(offset, int) else (offset.pointer, offset.dtype)
+            if a.lists:
+                self._tables.write(a.lists, base + self._offsets["tables"], capture, functools.partial(self._write_maps, a.config))
             call = base, partials, on_host, sizes & 3, view.strides, view.dtype, a.ends, a.tail, at
             if a.config is not self._config or call != self._call:
                 self._bind(a, call, sizes, capture)
@@ -265,17 +272,27 @@ class TritonExecutable(Executable):
                 most = self._properties.multiprocessors * self._properties.resident(blocks)
                 kernel.launch.set_grid((max(1, min(most, tiles)), 1, 1))
                 self._launches.append(kernel.launch)
-            self._point(kernels, {role: a.pointers.get(role) or base for role in operands}, c)
+            self._point(kernels, {role: a.pointers.get(role) or base for role in operands}, a.config, base + self._offsets["tables"])
         self._sizes = -1
         self._move_sizes(a, base, sizes)
         self._config, self._call = c, call
 
-    def _point(self, kernels: list[_Kernel], addresses: dict[str, int], config: GroupedGemmConfig) -> None:
-        """Writes the operands' addresses, and notes what has to be written when one changes."""
+    def _write_maps(self, config: GroupedGemmConfig, addresses: Sequence[int], into: int) -> None:
+        """Tensor maps of a list's arrays."""
+        described = next(iter(self._products.values())).descriptors
+        if described is not None:
+            described.write_maps(config, self._tables.maps.removesuffix("_maps"), addresses, into)
+
+    def _point(self, kernels: list[_Kernel], addresses: dict[str, int], config: GroupedGemmConfig, tables: int) -> None:
+        """Writes the operands' addresses, and notes what has to be written when one changes; of lists their tables' addresses."""
         described = kernels[0].descriptors
         if described is not None:
             described.describe(config, addresses)
+        for name, offset in self._tables.offsets.items():
+            for cell in [kernel.cells[n] for kernel in kernels for n in (name, f"{name}_pointer") if n in kernel.cells]:
+                _Place(name, cell, None).write(tables + offset)
         self._places = []
+        addresses = {role: address for role, address in addresses.items() if role not in self._tables.offsets}
         for role, address in addresses.items():
             names = (role, f"{role}_pointer")
             places = [_Place(role, kernel.cells[name], None) for kernel in kernels for name in names if name in kernel.cells]
@@ -323,8 +340,10 @@ class TritonExecutable(Executable):
 
     # ---- the launches for somebody else ------------------------------------------------------------------------------------
 
-    def recipe(self, arguments: Arguments, slots: Sequence[str], fault: int) -> Recipe:
+    def recipe(self, arguments: Arguments, slots: Sequence[str], fault: int) -> Recipe | None:
         """The launches of a call with sizes on the device; see :meth:`.Executable.recipe`."""
+        if self._tables.offsets:
+            return None  # the tables of lists are written from here
         slot = {name: place for place, name in enumerate(slots)}
         pointers = {name: _NOWHERE + (place << 32) for name, place in slot.items()}
         base = pointers["scratch"]
@@ -395,3 +414,4 @@ class TritonExecutable(Executable):
         self._config = None
         self._scratch.close()
         self._ring.close()
+        self._tables.close()

@@ -12,13 +12,27 @@ from hipgroupgemm.config import FLOAT_BYTES, GroupedGemmConfig, RaggedDotMode
 __all__ = ["DeviceProperties", "KernelConfig", "can_run", "hopper_refusal", "kernel_configs"]
 
 TYPES = frozenset(ELEMENTS)
-FEATURES = frozenset(("alpha", "bias", "c", "group_offset", "mixed_types", "narrow_output", "sizes_per_batch", "tf32", "wide_output"))
+FEATURES = frozenset(
+    (
+        "alpha",
+        "bias",
+        "c",
+        "group_offset",
+        "mixed_types",
+        "narrow_output",
+        "out_listed",
+        "rhs_listed",
+        "sizes_per_batch",
+        "tf32",
+        "wide_output",
+    )
+)
 LAYOUTS = frozenset(
     ("bias_inner_stride", "c_inner_stride", "column_major_output", "lhs_inner_stride", "output_inner_stride", "rhs_inner_stride")
 )
 # what the sm_90 kernels have; all else runs on the portable ones, which have everything that the backend declares
 HOPPER_TYPES = frozenset(("bfloat16", "float16"))
-HOPPER_FEATURES = frozenset(("alpha", "group_offset", "sizes_per_batch", "wide_output"))
+HOPPER_FEATURES = frozenset(("alpha", "group_offset", "out_listed", "rhs_listed", "sizes_per_batch", "wide_output"))
 HOPPER_LAYOUTS: frozenset[str] = frozenset()
 
 

@@ -111,6 +111,7 @@ def _hopper_spec(k: KernelConfig, c: GroupedGemmConfig, device: DeviceProperties
             divisible["N"] = 16
         parameters |= _parameters(f"group_starts group_ends {_SCAN} M N K groups batches scans swizzle active alpha")
         constants["PROGRAMMATIC"] = not groups
+        listed, maps = c.out_listed, "out_maps"
     else:
         boxes = {"lhs": (1, 1, 1, height, k.tile_k), "out": (1, 1, 1, height, k.tile_n // k.subtiles)}
         boxes["rhs"] = (1, 1, k.tile_n, k.tile_k) if c.trans_b else (1, 1, k.tile_k, k.tile_n)
@@ -119,6 +120,12 @@ def _hopper_spec(k: KernelConfig, c: GroupedGemmConfig, device: DeviceProperties
         )
         table = c.ragged_mode is RaggedDotMode.NON_CONTRACTING
         constants.update(LOG=max(groups, 1).bit_length() - 1, RHS_K_INNER=c.trans_b, TABLE=table, PROGRAMMATIC=table and not groups)
+        listed, maps = c.rhs_listed, "rhs_maps"
+    constants["LISTED"] = listed
+    if listed:
+        parameters[maps] = "*i64"
+    else:
+        constants[maps] = 0
     parameters.update({role: ("desc", out if role == "out" else element, boxes[role]) for role in ("lhs", "rhs", "out")})
     function = "contracting" if c.ragged_mode is RaggedDotMode.CONTRACTING else "non_contracting"
     return _spec(f"hopper_{function}.{function}", parameters, constants, divisible, {"num_warps": 4, "maxnreg": limit}, device)
@@ -141,6 +148,7 @@ def _portable_spec(k: KernelConfig, c: GroupedGemmConfig, device: DeviceProperti
     tf32 = c.compute_type == "tf32" and device.target.architecture != "gfx950"
     constants: dict[str, Any] = {"BM": k.tile_m, "BN": k.tile_n, "BK": k.tile_k, "WIDE": c.type_a != c.type_b, "HAS_C": bool(c.beta)}
     constants["PRECISION"] = "tf32" if tf32 else "ieee"
+    constants.update(_listed(c))
     operands = operands_of(c)
     if contracting:
         del operands["bias"]
@@ -155,7 +163,7 @@ def _portable_spec(k: KernelConfig, c: GroupedGemmConfig, device: DeviceProperti
     for role, operand in operands.items():
         parameters[role] = operand.pointer
         aligned = operand.alignment == 16
-        if aligned:
+        if aligned:  # of a list that is the table
             divisible[role] = 16
         for name, stride in operand.strides.items():
             parameters[name] = "i64"
@@ -170,11 +178,18 @@ def _portable_spec(k: KernelConfig, c: GroupedGemmConfig, device: DeviceProperti
     return _spec(f"portable.{'contracting' if contracting else 'non_contracting'}", parameters, constants, divisible, options, device)
 
 
+def _listed(c: GroupedGemmConfig) -> dict[str, Any]:
+    """The constants that say whether operands are lists, and whether the arrays of these are aligned to 16 bytes."""
+    aligned = min(c.output_alignment, c.c_alignment) if c.out_listed else c.rhs_alignment
+    listed = c.out_listed or c.rhs_listed
+    return {"LISTED": listed, "ALIGNED": listed and aligned == 16}
+
+
 def add_partials_spec(kernel: KernelConfig, config: GroupedGemmConfig, device: DeviceProperties) -> KernelSpec:
     """The specialisation that adds up a split-k algorithm's partials."""
     parameters = _parameters("partials M N groups batches alpha beta")
     for role in ("out", "c"):
         operand = operands_of(config)[role]
         parameters |= {role: operand.pointer, **dict.fromkeys(operand.strides, "i64")}
-    constants = {"BM": 32, "BN": 64, "SPLIT": kernel.split, "HAS_C": bool(config.beta)}
+    constants = {"BM": 32, "BN": 64, "SPLIT": kernel.split, "HAS_C": bool(config.beta), **_listed(config)}
     return _spec("portable.add_partials", parameters, constants, {}, {"num_warps": 4}, device)

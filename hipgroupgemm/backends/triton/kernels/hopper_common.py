@@ -28,8 +28,10 @@ as zeros and is not stored, so no other group's rows are ever read: NaN there ca
 # mypy: ignore-errors
 # ruff: noqa: RUF005
 
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 FAR = gl.constexpr(1 << 30)
@@ -62,6 +64,36 @@ def swizzled(t, row_tiles, swizzle, column_tiles):
     size = gl.minimum(swizzle, row_tiles - first)
     rem = t % per
     return first + rem % size, rem // size
+
+
+# ---- lists ----------------------------------------------------------------------------------------------------------------------
+
+
+@builtin
+def _reinterpreted(address, like, _semantic=None):
+    """A descriptor at a device address, of the box, extents and strides of another.
+
+    Triton's Python has no name for this operation of its compiler: `compiler.py` puts it in the place of what is made here.
+    """
+    builder, sizes = _semantic.builder, [[number.handle for number in numbers] for numbers in (like.shape, like.strides)]
+    handle = builder.create_make_tensor_descriptor(like.type._to_ir(builder), address.handle, *sizes, ir.PADDING_OPTION.PAD_ZERO)
+    return tma.tensor_descriptor(handle, like.shape, like.strides, like.block_type, layout=like.layout)
+
+
+@gluon.jit
+def descriptor_of(maps, g, like, known):
+    """The descriptor of group g's array in a table of tensor maps of 128 bytes; `known` is the group before.
+
+    A block must fence a map in global memory that the host has written, before it uses that map for the first time (CUDA C++ Programming
+    Guide, "Using TMA to transfer multi-dimensional arrays"). As where Triton does, an empty wait follows for ptxas's sake.
+    """
+    address = maps + g.to(gl.int64) * 16
+    if g != known:
+        gl.inline_asm_elementwise(
+            "fence.proxy.tensormap::generic.acquire.sys [$1], 128; cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0; // $0",
+            "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    return _reinterpreted(address.to(gl.pointer_type(like.dtype)), like)
 
 
 # ---- the ring -------------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from hipgroupgemm.backends.triton.kernels.hopper_common import (
     FIELDS,
     NUMBERS,
     copy_in,
+    descriptor_of,
     hear,
     make_ring,
     read_bounds,
@@ -97,14 +98,15 @@ def store_directly(
 @gluon.jit
 def consumer(
     tensors, WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-    MMA_N: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr,
+    MMA_N: gl.constexpr, SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
     """Consumer number WHICH; `tensors` are those of `multiply` in the kernel below."""
-    out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty = tensors
+    out, out_maps, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty = tensors
     CM: gl.constexpr = BM // CONSUMERS
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MMA_N, 16])
     tiles = groups * batches * gl.cdiv(M, BM) * gl.cdiv(N, BN)
     step = 0
+    known = M * 0 - 1
     acc = gl.zeros([CM, BN], gl.float32, layout)
     for _ in range(gl.program_id(0), tiles, gl.num_programs(0)):
         mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
@@ -127,8 +129,15 @@ def consumer(
             if alpha != 1.0:
                 acc = acc * alpha
             if SUBTILES == 0:
-                matrix = out_pointer + g.to(gl.int64) * out_g + b.to(gl.int64) * out_b
-                store_directly(matrix, acc, row, column, M, N, out_m, CM, BN, BUFFERS > 1)
+                if LISTED:
+                    matrix = gl.load(out_pointer.to(gl.pointer_type(gl.int64)) + g).to(out_pointer.dtype)
+                else:
+                    matrix = out_pointer + g.to(gl.int64) * out_g
+                store_directly(matrix + b.to(gl.int64) * out_b, acc, row, column, M, N, out_m, CM, BN, BUFFERS > 1)
+            elif LISTED:
+                own = descriptor_of(out_maps, g, out, known)
+                known = g
+                store_tile(own, acc, buffers, WHICH, (g * 0, b, row), column, CM, BN, SUBTILES, BUFFERS)
             else:
                 store_tile(out, acc, buffers, WHICH, (g, b, row), column, CM, BN, SUBTILES, BUFFERS)
         else:
@@ -139,17 +148,19 @@ def consumer(
 
 @gluon.jit
 def contracting(
-    lhs, rhs, out, out_pointer, out_g, out_b, out_m, group_starts, group_ends, sizes, sizes_step, fault, K, M, N, groups, batches, scans,
-    swizzle, active, sizes_are_wide, sizes_are_ends, alpha,
+    lhs, rhs, out, out_maps, out_pointer, out_g, out_b, out_m, group_starts, group_ends, sizes, sizes_step, fault, K, M, N, groups,
+    batches, scans, swizzle, active, sizes_are_wide, sizes_are_ends, alpha,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, MMA_N: gl.constexpr,
     SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, GROUPS: gl.constexpr,
-    PROGRAMMATIC: gl.constexpr,
+    PROGRAMMATIC: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
     """`portable.contracting`, with descriptors for operands.
 
     Args:
         lhs: (batch, j, i, m), boxes (1, 1, BK, BM / CONSUMERS). rhs: (batch, j, i, n), boxes (1, 1, BK, BN). out: (g, batch, m, n),
             boxes (1, 1, BM / CONSUMERS, BN / SUBTILES). out_pointer, out_g, out_b, out_m: the same with its strides (elements).
+            LISTED: out is of (1, batch, m, n), for what all groups share; out_maps has a tensor map and out_pointer an address for each
+            group's.
         group_starts, group_ends: what the scan in front of this has found, without GROUPS.
         sizes, sizes_step, sizes_are_wide, sizes_are_ends, fault, K: for `scan_groups`, with GROUPS.
         SUBTILES: 0 stores from registers, past the caches with BUFFERS 2; 1 or 2 are pieces for the copy engine.
@@ -171,7 +182,7 @@ def contracting(
             reinterpret(end_table, gl.int32, [GROUPS], NUMBERS), reinterpret(tile_table, gl.int32, [GROUPS], NUMBERS), GROUPS, BM,
         )  # fmt: skip
     multiply = (
-        out, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
+        out, out_maps, out_pointer, out_g, out_b, out_m, M, N, groups, batches, alpha, a_ring, b_ring, buffers, notes, full, empty,
     )  # fmt: skip
     copy = (
         lhs, rhs, group_starts, group_ends, end_table, M, N, groups, batches, scans, swizzle, active, a_ring, b_ring, notes, full, empty,
@@ -179,19 +190,19 @@ def contracting(
     # constexpr values stand in place: they would not survive an assignment
     if CONSUMERS == 1:
         gl.warp_specialize([
-            (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS)),
+            (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, LISTED)),
             (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC)),
         ], [1], [SPARE])  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS)),
-            (consumer, (multiply, 1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS)),
+            (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, LISTED)),
+            (consumer, (multiply, 1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, LISTED)),
             (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC)),
         ], [4, 1], [REGISTERS, SPARE])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS)),
-            (consumer, (multiply, 1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS)),
-            (consumer, (multiply, 2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS)),
+            (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, LISTED)),
+            (consumer, (multiply, 1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, LISTED)),
+            (consumer, (multiply, 2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, LISTED)),
             (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, GROUPS, PROGRAMMATIC)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, SPARE])  # fmt: skip

@@ -13,6 +13,7 @@ from hipgroupgemm.backends.triton.kernels.hopper_common import (
     NUMBERS,
     copy_in,
     copy_out,
+    descriptor_of,
     find_group,
     hear,
     make_ring,
@@ -64,6 +65,7 @@ def read_tile(
 def producer(
     tensors, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     RHS_K_INNER: gl.constexpr, GROUPS: gl.constexpr, LOG: gl.constexpr, TABLE: gl.constexpr, PROGRAMMATIC: gl.constexpr,
+    LISTED: gl.constexpr,
 ):  # fmt: skip
     """The warp that copies; `tensors` are those of `copy` in the kernel below.
 
@@ -72,7 +74,7 @@ def producer(
     shorter would run ahead, and what they read would have left the cache when the others want it.
     """
     (
-        lhs, rhs, tiles, tile_count, group_starts, group_ends, found, end_table, tile_table, M, N, K, groups, outer, swizzle,
+        lhs, rhs, rhs_maps, tiles, tile_count, group_starts, group_ends, found, end_table, tile_table, M, N, K, groups, outer, swizzle,
         a_ring, b_ring, notes, full, empty,
     ) = tensors  # fmt: skip
     wait_for_scan(PROGRAMMATIC)
@@ -82,6 +84,7 @@ def producer(
     per = row_tiles * column_tiles
     beyond = gl.where(K > 0, 0, FAR)  # nothing is read there: zeros
     step = 0
+    known = M * 0 - 1
     for t in range(gl.program_id(0), per * outer, gl.num_programs(0)):
         nth = t % per
         problem, begin, end, first_tile = read_tile(
@@ -95,6 +98,12 @@ def producer(
         rows = gl.minimum(height, end - first)
         b = t // per + problem // groups
         g = problem % groups
+        if LISTED:
+            weights = descriptor_of(rhs_maps, g, rhs, known)
+            known = g
+            g = g * 0
+        else:
+            weights = rhs
         for k in range(0, gl.maximum(K, 1), BK):
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
@@ -106,9 +115,9 @@ def producer(
                 at = [b, FAR, first + rows, gl.minimum(FAR - rows + i * CM, FAR - 1), k + beyond]
                 copy_in(lhs, at, ready, a_ring.index(stage * CONSUMERS + i))
             if RHS_K_INNER:
-                copy_in(rhs, [g, b, tn * BN, k + beyond], ready, b_ring.index(stage))
+                copy_in(weights, [g, b, tn * BN, k + beyond], ready, b_ring.index(stage))
             else:
-                copy_in(rhs, [g, b, k + beyond, tn * BN], ready, b_ring.index(stage))
+                copy_in(weights, [g, b, k + beyond, tn * BN], ready, b_ring.index(stage))
             step += 1
 
 
@@ -188,17 +197,19 @@ def consumer(
 
 @gluon.jit
 def non_contracting(
-    lhs, rhs, out, tiles, tile_count, covered_range, group_starts, group_ends, sizes, sizes_step, fault, M, N, K, groups, batches, scans,
-    swizzle, zero_uncovered, sizes_are_wide, sizes_are_ends, alpha,
+    lhs, rhs, out, rhs_maps, tiles, tile_count, covered_range, group_starts, group_ends, sizes, sizes_step, fault, M, N, K, groups, batches,
+    scans, swizzle, zero_uncovered, sizes_are_wide, sizes_are_ends, alpha,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, MMA_N: gl.constexpr,
     SUBTILES: gl.constexpr, BUFFERS: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, GROUPS: gl.constexpr, LOG: gl.constexpr,
-    RHS_K_INNER: gl.constexpr, TABLE: gl.constexpr, PROGRAMMATIC: gl.constexpr,
+    RHS_K_INNER: gl.constexpr, TABLE: gl.constexpr, PROGRAMMATIC: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
     """`portable.non_contracting`, with descriptors for operands.
 
     Args:
         lhs: (batch, w, j, i, k), boxes (1, 1, 1, BM / CONSUMERS, BK). rhs: (g, batch, k, n) or, RHS_K_INNER, (g, batch, n, k), boxes
-            (1, 1, BK, BN) or (1, 1, BN, BK). out: (batch, w, j, i, n), boxes (1, 1, 1, BM / CONSUMERS, BN / SUBTILES).
+            (1, 1, BK, BN) or (1, 1, BN, BK); where LISTED, what all groups' arrays share, (1, batch, ...). out: (batch, w, j, i, n), boxes
+            (1, 1, 1, BM / CONSUMERS, BN / SUBTILES).
+        rhs_maps: where LISTED, a tensor map for each group's array.
         tiles, tile_count, covered_range, group_starts, group_ends: what the scan in front of this has found, without GROUPS.
         sizes, sizes_step, sizes_are_wide, sizes_are_ends, fault: for `scan_groups`, with GROUPS.
         swizzle: row tiles that go through the columns side by side, at the most.
@@ -224,25 +235,25 @@ def non_contracting(
         a_ring, b_ring, buffers, notes, full, empty,
     )  # fmt: skip
     copy = (
-        lhs, rhs, tiles, tile_count, group_starts, group_ends, found, end_table, tile_table, M, N, K, groups,
+        lhs, rhs, rhs_maps, tiles, tile_count, group_starts, group_ends, found, end_table, tile_table, M, N, K, groups,
         batches // scans, swizzle, a_ring, b_ring, notes, full, empty,
     )  # fmt: skip
     # constexpr values stand in place: they would not survive an assignment
     if CONSUMERS == 1:
         gl.warp_specialize([
             (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC)),
-            (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC)),
+            (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC, LISTED)),
         ], [1], [SPARE])  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize([
             (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC)),
             (consumer, (multiply, 1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC)),
-            (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC)),
+            (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC, LISTED)),
         ], [4, 1], [REGISTERS, SPARE])  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (multiply, 0, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC)),
             (consumer, (multiply, 1, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC)),
             (consumer, (multiply, 2, BM, BN, BK, STAGES, CONSUMERS, MMA_N, SUBTILES, BUFFERS, RHS_K_INNER, GROUPS, TABLE, PROGRAMMATIC)),
-            (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC)),
+            (producer, (copy, BM, BN, BK, STAGES, CONSUMERS, RHS_K_INNER, GROUPS, LOG, TABLE, PROGRAMMATIC, LISTED)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, SPARE])  # fmt: skip

@@ -39,11 +39,26 @@ def combine(acc, alpha, beta, c, at, keep, HAS_C: tl.constexpr):
 
 
 @triton.jit
+def array_of(operand, g, step, LISTED: tl.constexpr, ALIGNED: tl.constexpr):
+    """Group g's array: `step` elements a group behind the operand or, where that is a list, at an address of a table there.
+
+    ALIGNED: whether the table's addresses are multiples of 16.
+    """
+    if LISTED:
+        address = tl.load(operand.to(tl.pointer_type(tl.int64)) + g)
+        if ALIGNED:
+            address = tl.multiple_of(address, 16)
+        return address.to(operand.dtype)
+    else:
+        return operand + g * step
+
+
+@triton.jit
 def non_contracting(
     lhs, rhs, out, c, bias, tiles, tile_count, covered_range, M, N, K, groups, batches, scans, swizzle, zero_uncovered, lhs_b, lhs_m,
     lhs_k, rhs_g, rhs_b, rhs_k, rhs_n, out_b, out_m, out_n, c_b, c_m, c_n, bias_g, bias_n, alpha, beta,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TABLE: tl.constexpr, WIDE: tl.constexpr, EVEN_K: tl.constexpr,
-    HAS_C: tl.constexpr, HAS_BIAS: tl.constexpr, SWAP: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_C: tl.constexpr, HAS_BIAS: tl.constexpr, SWAP: tl.constexpr, PRECISION: tl.constexpr, LISTED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """NON_CONTRACTING and BATCH: out[rows of g] = alpha * lhs[rows of g] @ rhs[g] + beta * c + bias[g].
 
@@ -55,6 +70,7 @@ def non_contracting(
         batches: batches in all; scans: how many of them were scanned, 1 where they share their sizes.
         swizzle: see `swizzled`.
         lhs_b ... bias_n: strides, elements.
+        LISTED, ALIGNED: of rhs, see `array_of`.
     """
     column_tiles = tl.cdiv(N, BN)
     if TABLE:
@@ -87,7 +103,7 @@ def non_contracting(
         else:
             acc = tl.zeros((BM, BN), tl.float32)
         at_lhs = lhs + b * lhs_b + r * lhs_m
-        at_rhs = rhs + g * rhs_g + b * rhs_b + n * rhs_n
+        at_rhs = array_of(rhs, g, rhs_g, LISTED, ALIGNED) + b * rhs_b + n * rhs_n
         for k0 in range(0, K, BK):
             kk = (k0 + k).to(tl.int64)
             if SWAP:
@@ -149,11 +165,25 @@ def non_contracting(
 
 
 @triton.jit
+def store_slab(
+    acc, out, c, g, b, m, n, keep, out_g, out_b, out_m, out_n, c_g, c_b, c_m, c_n, alpha, beta,
+    HAS_C: tl.constexpr, LISTED: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Rows m and columns n of group g: out = alpha * acc + beta * c."""
+    own_c = c
+    if HAS_C:
+        own_c = array_of(c, g, c_g, LISTED, ALIGNED)
+    value = combine(acc, alpha, beta, own_c, b * c_b + m * c_m + n * c_n, keep, HAS_C)
+    own_out = array_of(out, g, out_g, LISTED, ALIGNED)
+    tl.store(own_out + b * out_b + m * out_m + n * out_n, value.to(out.dtype.element_ty), mask=keep)
+
+
+@triton.jit
 def contracting(
     lhs, rhs, out, c, group_starts, group_ends, partials, M, N, groups, batches, scans, swizzle, active, lhs_b, lhs_m, lhs_k, rhs_b,
     rhs_k, rhs_n, out_g, out_b, out_m, out_n, c_g, c_b, c_m, c_n, alpha, beta,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr, HAS_C: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, LISTED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """CONTRACTING: out[g] = alpha * lhs[:, k of g] @ rhs[k of g, :] + beta * c[g], where k of g is [group_starts[g], group_ends[g]).
 
@@ -162,6 +192,7 @@ def contracting(
 
     Args:
         active: 0 where alpha is 0, so that nothing is read.
+        LISTED, ALIGNED: of out and c, see `array_of`.
     """
     row_tiles = tl.cdiv(M, BM)
     column_tiles = tl.cdiv(N, BN)
@@ -207,16 +238,16 @@ def contracting(
             at = ((share.to(tl.int64) * groups + wide_g) * batches + wide_b) * M * N
             tl.store(partials + at + m[:, None] * N + n[None, :], acc, mask=keep)
         else:
-            at = wide_g * c_g + wide_b * c_b + m[:, None] * c_m + n[None, :] * c_n
-            value = combine(acc, alpha, beta, c, at, keep, HAS_C)
-            at_out = wide_g * out_g + wide_b * out_b + m[:, None] * out_m + n[None, :] * out_n
-            tl.store(out + at_out, value.to(out.dtype.element_ty), mask=keep)
+            store_slab(
+                acc, out, c, wide_g, wide_b, m[:, None], n[None, :], keep, out_g, out_b, out_m, out_n, c_g, c_b, c_m, c_n, alpha, beta,
+                HAS_C, LISTED, ALIGNED,
+            )  # fmt: skip
 
 
 @triton.jit
 def add_partials(
     partials, out, c, M, N, groups, batches, out_g, out_b, out_m, out_n, c_g, c_b, c_m, c_n, alpha, beta,
-    BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, HAS_C: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, HAS_C: tl.constexpr, LISTED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """out = alpha * (the sum of `contracting`'s SPLIT partials, in order) + beta * c."""
     row_tiles = tl.cdiv(M, BM)
@@ -235,5 +266,6 @@ def add_partials(
         for share in tl.static_range(SPLIT):
             at = ((share * groups + g) * batches + b) * M * N
             acc += tl.load(partials + at + m * N + n, mask=keep, other=0.0)
-        value = combine(acc, alpha, beta, c, g * c_g + b * c_b + m * c_m + n * c_n, keep, HAS_C)
-        tl.store(out + g * out_g + b * out_b + m * out_m + n * out_n, value.to(out.dtype.element_ty), mask=keep)
+        store_slab(
+            acc, out, c, g, b, m, n, keep, out_g, out_b, out_m, out_n, c_g, c_b, c_m, c_n, alpha, beta, HAS_C, LISTED, ALIGNED,
+        )  # fmt: skip
