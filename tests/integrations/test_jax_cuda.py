@@ -103,7 +103,8 @@ def way(request, monkeypatch, caplog):
         yield request.param
     jax.clear_caches()
     warned = [record for record in caplog.get_records("call") if record.name == "hipgroupgemm.jax"]
-    assert len(warned) == (request.param != "native"), warned
+    once = request.param != "native" and "no rows" not in request.node.name  # without an element there is nothing to call
+    assert len(warned) == once, warned
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -10,12 +10,7 @@ import hipgroupgemm as hgg
 from hipgroupgemm.integrations.torch import grouped_mm, ragged_dot
 
 # torch's own words: of the engine's thread before its first product, of the mode that finds waiting, of the compiler's empty first graph
-_SAID = (
-    "ignore:Attempting to run cuBLAS",
-    "ignore:Synchronization debug mode",
-    "ignore:The CUDA Graph is empty",
-    "ignore::DeprecationWarning:torch",
-)
+_SAID = ("Attempting to run cuBLAS", "Synchronization debug mode", "The CUDA Graph is empty", ":DeprecationWarning:torch")
 pytestmark = [pytest.mark.cuda, *(pytest.mark.filterwarnings(f"ignore:{text}") for text in _SAID)]
 every_form = pytest.mark.parametrize("form", FORMS, ids=NAMES)
 M, G, K, N = 1000, 8, 256, 320

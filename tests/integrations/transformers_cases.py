@@ -22,7 +22,10 @@ MODELS = {
 
 def model_of(name: str, **settings: Any) -> Any:
     """A small model with weights that torch.manual_seed decides, biases and all."""
-    config = getattr(transformers, f"{name}Config")(**{**TINY, **MODELS[name], **settings})
+    made = {**TINY, **MODELS[name], **settings}
+    if "qk_rope_head_dim" in made:  # the part of a head that is rotated has to be what the rotation is made for
+        made["qk_rope_head_dim"] = made["head_dim"]
+    config = getattr(transformers, f"{name}Config")(**made)
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     with torch.no_grad():
         for parameter in model.parameters():
