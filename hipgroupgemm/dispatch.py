@@ -383,7 +383,7 @@ def _cupy_array(array: Any) -> tuple[Any, ...]:
 def _torch_reader(types: tuple[type, ...]) -> _Reader:
     """Reads plain tensors and parameters, where no transformation and no recording of gradients may miss the call."""
     torch: Any = sys.modules["torch"]
-    recording, read = torch.is_grad_enabled, exchange_reader(types, _ROLES) or functools.partial(_read_tensors, types)
+    recording, read = torch.is_grad_enabled, exchange_reader(types, _ROLES, _LISTS) or functools.partial(_read_tensors, types)
     transforming = arrays.torch_transforming
     return lambda arguments, _: None if transforming() else read(_operands_of(arguments), recording())
 
@@ -414,6 +414,7 @@ def _tensor(recording: bool, tensor: Any) -> tuple[Any, ...]:
 
 
 _ROLES = tuple("group_sizes" if name == "offs" else name for name in ARRAYS)
+_LISTS = tuple(role for role in _ROLES if ROLES[role].listed)
 _ROLES_OF_ARRAYS = tuple(zip(ARRAYS, _ROLES, strict=True))
 _operands_of: Callable[[dict[str, Any]], tuple[Any, ...]] = operator.itemgetter(*ARRAYS)
 _readers: dict[type, _Reader | None] = {}

@@ -493,3 +493,73 @@ def test_without_the_exchange_calls_are_read_from_python(monkeypatch):
     wanted = hgg.ragged_dot(lhs, weight, sizes)
     monkeypatch.setattr(dispatch, "parse", None)
     assert torch.equal(hgg.ragged_dot(lhs.clone(), weight, sizes.clone()), wanted)
+
+
+# ---- lists ---------------------------------------------------------------------------------------------------------------------
+
+WGRAD = hgg.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+
+
+@pytest.fixture(params=["exchange", "Python"])
+def reader(request, monkeypatch):
+    """Both ways of reading a warm call's tensors."""
+    if request.param == "Python":
+        monkeypatch.setattr(dispatch, "exchange_reader", lambda *_: None)
+    elif exchange_reader((torch.Tensor, torch.nn.Parameter), ("lhs",)) is None:
+        pytest.skip("NOT RUN: this torch has no C exchange API, or there is no C compiler")
+    monkeypatch.setattr(dispatch, "_readers", {})
+
+
+def test_lists_of_tensors_and_parameters(reader, monkeypatch):
+    lhs, sizes = torch.randn(9, 4), torch.tensor([4, 0, 5])
+    weights = [torch.randn(4, 6), torch.nn.Parameter(torch.randn(4, 6)), torch.randn(8, 6)[::2]]
+    weights[2] = weights[2].contiguous()
+    with torch.no_grad():
+        wanted = hgg.ragged_dot(lhs, torch.stack(list(weights)), sizes)
+        assert torch.equal(hgg.ragged_dot(lhs, weights, sizes), wanted)
+        monkeypatch.setattr(dispatch, "parse", None)  # a warm call is not parsed
+        assert torch.equal(hgg.ragged_dot(lhs.clone(), weights, sizes), wanted)
+        weights[0] = weights[0] * 2  # the caller's list, another tensor in it
+        assert torch.equal(hgg.ragged_dot(lhs, tuple(weights), sizes)[:4], 2 * wanted[:4])
+        monkeypatch.undo()
+        for bad, error, text in (
+            ([weights[0], weights[1], weights[2][:, :5]], TypeError, r"rhs\[2\]: has shape"),
+            ([weights[0], weights[1], weights[2].double()], TypeError, r"rhs\[2\]: has type float64"),
+            ([weights[0], weights[1], weights[2].t().contiguous().t()], ValueError, r"rhs\[2\]: has strides"),
+            ([weights[0], weights[1], torch.empty(4, 6, device="meta")], NotImplementedError, r"rhs\[2\]"),
+            ([weights[0], weights[1], None], TypeError, r"rhs\[2\]: got NoneType"),
+        ):
+            for _ in range(2):
+                with pytest.raises(error, match=text):
+                    hgg.ragged_dot(lhs, bad, sizes)
+    with pytest.raises(NotImplementedError, match=r"rhs\[1\]: requires grad"):
+        hgg.ragged_dot(lhs, weights, sizes)
+
+
+def test_lists_of_outputs_are_read_anew_and_told_of(reader, monkeypatch):
+    lhs, rhs, sizes = torch.randn(9, 4), torch.randn(9, 6), torch.tensor([4, 0, 5])
+    wanted = hgg.ragged_dot_general(lhs, rhs, sizes, WGRAD)
+    for round_ in range(3):
+        out = [torch.full((4, 6), float("nan")) for _ in range(3)]
+        versions = [tensor._version for tensor in out]
+        if round_ == 2:
+            monkeypatch.setattr(dispatch, "parse", None)  # a warm call is not parsed
+        assert hgg.ragged_dot_general(lhs, rhs, sizes, WGRAD, out=out) is out
+        assert torch.equal(torch.stack(out), wanted)
+        assert [tensor._version for tensor in out] == [version + 1 for version in versions]
+    monkeypatch.undo()
+    for _ in range(3):
+        hgg.ragged_dot_general(lhs, rhs, sizes, WGRAD, out=out, c=out, beta=1.0)
+    torch.testing.assert_close(torch.stack(out), 4 * wanted)
+    with pytest.raises(ValueError, match=r"out\[0\]: shares memory with out\[1\]"):
+        hgg.ragged_dot_general(lhs, rhs, sizes, WGRAD, out=[out[0], out[0], out[2]])
+
+
+def test_sizes_and_bias_are_no_lists_of_tensors(reader):
+    lhs, rhs = torch.randn(9, 4), torch.randn(3, 4, 6)
+    sizes = [torch.tensor(4), torch.tensor(0), torch.tensor(5)]
+    wanted = hgg.ragged_dot(lhs, rhs, torch.tensor([4, 0, 5]))
+    for _ in range(3):
+        assert torch.equal(hgg.ragged_dot(lhs, rhs, sizes), wanted)
+        with pytest.raises(TypeError, match="bias: got list"):
+            hgg.ragged_dot(lhs, rhs, sizes, bias=[torch.zeros(6)] * 3)

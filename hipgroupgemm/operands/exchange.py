@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from hipgroupgemm.runtime.host_code import HostCodeError, compile_host_code, loa
 
 __all__ = ["exchange_reader"]
 
-Reader = Callable[[tuple[Any, ...], bool], "tuple[bytes, dict[str, int], int] | None"]
+Reader = Callable[[tuple[Any, ...], bool], "tuple[bytes, dict[str, Any], int] | None"]
 
 _SOURCE = """
 __attribute__((visibility("default")))
-hgg_object *hgg_read(const hgg_exchange *api, hgg_object *operands, hgg_object *roles, hgg_object *types, int recording) {
-    return hgg_read_operands(api, operands, roles, types, recording);
+hgg_object *hgg_read(const hgg_exchange *api, hgg_object *operands, hgg_object *roles, hgg_object *types, int recording, int lists) {
+    return hgg_read_operands(api, operands, roles, types, recording, lists);
 }
 """
 
@@ -36,12 +36,14 @@ def _read_function() -> Any:
     except HostCodeError:
         return None
     function = library.hgg_read
-    function.argtypes, function.restype = (ctypes.c_void_p, *[ctypes.py_object] * 3, ctypes.c_int), ctypes.py_object
+    function.argtypes, function.restype = (ctypes.c_void_p, *[ctypes.py_object] * 3, ctypes.c_int, ctypes.c_int), ctypes.py_object
     return function
 
 
-def exchange_reader(types: tuple[type, ...], roles: tuple[str, ...]) -> Reader | None:
+def exchange_reader(types: tuple[type, ...], roles: tuple[str, ...], lists: Sequence[str] = ()) -> Reader | None:
     """Reads torch tensors of exactly these classes, in the order of the roles; None without the API or a C compiler.
+
+    Operands whose role is in `lists` may be lists or tuples of tensors of one layout; the address is then a tuple of addresses.
 
     The reader takes tensors, or None for one that is not there, and whether gradients are recorded. It returns a key for everything but the
     addresses, the addresses by role, and torch's current stream on the first one's device (0 on a CPU); None for tensors that have no
@@ -60,5 +62,5 @@ def exchange_reader(types: tuple[type, ...], roles: tuple[str, ...]) -> Reader |
     entries = (ctypes.c_void_p * 7).from_address(table)
     if head[0] != 1 or not entries[5] or not entries[6]:
         return None
-    function = _read_function()
-    return lambda tensors, recording: function(table, tensors, roles, types, recording)
+    function, mask = _read_function(), sum(1 << place for place, role in enumerate(roles) if role in lists)
+    return lambda tensors, recording: function(table, tensors, roles, types, recording, mask)

@@ -5,7 +5,9 @@ A sample of the algorithms by default; all of them with HIPGROUPGEMM_ALL_ALGORIT
 
 from __future__ import annotations
 
+import collections
 import copy
+import dataclasses
 import os
 import re
 import shutil
@@ -74,6 +76,52 @@ def test_algorithms_compile(architecture, what):
             assert behind_a_scan.shared <= config.shared_bytes(2, 2), f"{config.name} takes more than it was thought to"
         if config.split > 1:
             assert compiler.compile_kernel(specs.add_partials_spec(config, key, device)).code
+
+
+def listed(config):
+    """The same problem with a list."""
+    return dataclasses.replace(config, **{"out_listed" if config.ragged_mode is RaggedDotMode.CONTRACTING else "rhs_listed": True})
+
+
+@pytest.mark.parametrize("what", ["forward", "data gradient", "weight gradient", "odd forward", "odd weight gradient"])
+@pytest.mark.parametrize("architecture", ["sm_90", "gfx942", "gfx950"])
+def test_lists_compile_and_have_the_algorithms_of_the_stacked_array(architecture, what):
+    device, key = DEVICES[architecture], listed(config_of(what).key())
+    found = defaults.ordered(key, device)
+    assert found == defaults.ordered(config_of(what).key(), device)
+    kinds = {(k.kernel, k.subtiles == 0, k.split > 1): k for _, k in reversed(found)}
+    for kernel in kinds.values() if ALL else list(kinds.values())[:2]:
+        print(kernel.name)
+        compiled = compiler.compile_kernel(specs.spec_of(kernel, key, device))
+        assert compiled.shared <= device.shared_memory
+        assert any(name.endswith("_maps") for name in compiled.names) == (kernel.kernel == "tma")
+        if kernel.split > 1:
+            assert compiler.compile_kernel(specs.add_partials_spec(kernel, key, device)).code
+
+
+@pytest.mark.parametrize("what", ["forward", "weight gradient"])
+@pytest.mark.parametrize("architecture", ["sm_80", "gfx942"])
+def test_aligned_arrays_of_a_list_are_moved_in_vectors_as_wide(architecture, what, monkeypatch):
+    """What is known of the addresses in a table comes through to loads and stores: they are those of the stacked array, with one more
+    load for each address. What is not aligned is moved in small pieces."""
+    import triton
+
+    texts, compile_ = [], triton.compile
+    monkeypatch.setattr(triton, "compile", lambda *a, **k: texts.append((made := compile_(*a, **k)).asm) or made)
+    device, text = DEVICES[architecture], "ptx" if architecture == "sm_80" else "amdgcn"
+    moves = r"cp\.async\.c[ga]|0x10;|[ls][dt]\.global[.\w]*" if text == "ptx" else r"(?:global|buffer)_(?:load|store)\w*"
+    found = []
+    for form in (lambda c: c, listed, lambda c: listed(dataclasses.replace(c, rhs_alignment=2, output_alignment=2, c_alignment=2))):
+        m, n, k, g = 1024, 256, 128, 8
+        rhs, numbers = ((g, k, n), BASIC) if what == "forward" else ((m, n), WGRAD)
+        config = hgg.config_for_ragged_dot(ArraySpec((m, k), "bfloat16"), ArraySpec(rhs, "bfloat16"), ArraySpec((g,), "int32"), numbers)
+        key = form(config).key()
+        kernel = next(k for _, k in defaults.ordered(key, device) if k.tile_n >= 64 and not k.swap and k.split == 1)
+        compiler.compile_kernel(specs.spec_of(kernel, key, device))
+        found.append(collections.Counter(re.findall(moves, texts[-1][text])))
+    stacked, aligned, other = found
+    assert (aligned - stacked).total() == 1 and not stacked - aligned
+    assert (other - stacked).total() > 10
 
 
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_80", "gfx942", "gfx950"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import dataclasses
 import struct
 import sys
 import types
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import hipgroupgemm as hgg
+from hipgroupgemm.backends import list_tables
 from hipgroupgemm.backends.base import Arguments
 from hipgroupgemm.backends.triton import compiler, defaults, descriptors, executable, kernel_config, specs
 from hipgroupgemm.operands.arrays import ArraySpec
@@ -277,6 +280,44 @@ def test_a_portable_kernel_s_pointers_move(runtime):
         assert values["beta"] == 2 and values["swizzle"] == kernel.swizzle
     (address,) = struct.unpack_from("<Q", ready._scan_parameters[0])
     assert address == SIZES + 12
+
+
+@pytest.mark.parametrize("mode", ["rows", "contracting"])
+def test_tensor_maps_of_a_list(mode, runtime, monkeypatch):
+    """They are written where an address has changed, and what is launched points at their table."""
+    role, size = ("rhs", 64 * 64 * 2) if mode == "rows" else ("out", 64 * 64 * 2)
+    config = dataclasses.replace(config_of(mode), **{f"{role}_listed": True})
+    put = []
+    monkeypatch.setattr(
+        list_tables, "PinnedRing", lambda *_: types.SimpleNamespace(put=lambda values, at, _: put.append((bytes(values), at)))
+    )
+    monkeypatch.setattr(Encoder, "encode", lambda self, into, address, shape, strides: ctypes.memmove(into, noted(address, shape), 128))
+    monkeypatch.setattr(Encoder, "replace_address", lambda self, into, address: ctypes.memmove(into, struct.pack("<Q", address), 8))
+    ready = make(runtime, config)
+    arguments = call(config)
+    first = tuple((9 << 20) + 3 * size * group for group in (2, 0, 1, 5, 4, 3))
+    second = (*first[:3], 7 << 20, *first[4:])
+    tables = BASE + ready._offsets["tables"]
+    for addresses in (first, first, second, second, first):
+        arguments = call(config)
+        arguments.pointers[role], arguments.lists = addresses[0], {role: addresses}
+        put.clear(), runtime.launched.clear()
+        before = ready._tables.held
+        ready.execute(arguments)
+        assert len(put) == (before != arguments.lists)
+        (_, values) = runtime.launched.pop()
+        assert values[f"{role}_maps"] == tables and tables % 64 == 0
+        if mode == "contracting":
+            assert values["out_pointer"] == tables + 6 * 128
+        for raw, at in put:
+            assert at == tables and struct.unpack("<6Q", raw[6 * 128 :]) == addresses
+            maps = [raw[128 * group : 128 * group + 128] for group in range(6)]
+            assert maps == [noted(address, (1, 1, 64, 64)) for address in addresses]
+
+
+def noted(address, shape):
+    """A tensor map that says what it is of."""
+    return struct.pack(f"<{1 + len(shape)}Q", address, *shape).ljust(128, b"\1")
 
 
 def test_split_k_adds_up_into_out(runtime):

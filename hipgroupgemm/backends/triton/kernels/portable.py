@@ -39,18 +39,19 @@ def combine(acc, alpha, beta, c, at, keep, HAS_C: tl.constexpr):
 
 
 @triton.jit
-def array_of(operand, g, step, LISTED: tl.constexpr, ALIGNED: tl.constexpr):
-    """Group g's array: `step` elements a group behind the operand or, where that is a list, at an address of a table there.
+def array_of(operand, g, step, b, batch_step, LISTED: tl.constexpr, ALIGNED: tl.constexpr):
+    """Batch entry b of group g's array: g * step elements behind the operand or, where that is a list, at an address in a table there.
 
-    ALIGNED: whether the table's addresses are multiples of 16.
+    ALIGNED: whether the table's addresses and the batch's steps are multiples of 16 bytes. Triton's analysis forgets what is known of an
+    address that becomes a pointer, but believes what it is told of a sum.
     """
     if LISTED:
-        address = tl.load(operand.to(tl.pointer_type(tl.int64)) + g)
+        array = tl.load(operand.to(tl.pointer_type(tl.int64)) + g).to(operand.dtype) + b * batch_step
         if ALIGNED:
-            address = tl.multiple_of(address, 16)
-        return address.to(operand.dtype)
+            array = tl.multiple_of(array, 16)
+        return array
     else:
-        return operand + g * step
+        return operand + g * step + b * batch_step
 
 
 @triton.jit
@@ -103,7 +104,7 @@ def non_contracting(
         else:
             acc = tl.zeros((BM, BN), tl.float32)
         at_lhs = lhs + b * lhs_b + r * lhs_m
-        at_rhs = array_of(rhs, g, rhs_g, LISTED, ALIGNED) + b * rhs_b + n * rhs_n
+        at_rhs = array_of(rhs, g, rhs_g, b, rhs_b, LISTED, ALIGNED) + n * rhs_n
         for k0 in range(0, K, BK):
             kk = (k0 + k).to(tl.int64)
             if SWAP:
@@ -172,10 +173,10 @@ def store_slab(
     """Rows m and columns n of group g: out = alpha * acc + beta * c."""
     own_c = c
     if HAS_C:
-        own_c = array_of(c, g, c_g, LISTED, ALIGNED)
-    value = combine(acc, alpha, beta, own_c, b * c_b + m * c_m + n * c_n, keep, HAS_C)
-    own_out = array_of(out, g, out_g, LISTED, ALIGNED)
-    tl.store(own_out + b * out_b + m * out_m + n * out_n, value.to(out.dtype.element_ty), mask=keep)
+        own_c = array_of(c, g, c_g, b, c_b, LISTED, ALIGNED)
+    value = combine(acc, alpha, beta, own_c, m * c_m + n * c_n, keep, HAS_C)
+    own_out = array_of(out, g, out_g, b, out_b, LISTED, ALIGNED)
+    tl.store(own_out + m * out_m + n * out_n, value.to(out.dtype.element_ty), mask=keep)
 
 
 @triton.jit
