@@ -285,6 +285,7 @@ def test_a_portable_kernel_s_pointers_move(runtime):
 @pytest.mark.parametrize("mode", ["rows", "contracting"])
 def test_tensor_maps_of_a_list(mode, runtime, monkeypatch):
     """They are written where an address has changed, and what is launched points at their table."""
+    monkeypatch.setattr(kernel_config, "HOPPER_FEATURES", kernel_config.HOPPER_FEATURES | {"rhs_listed", "out_listed"})  # as they would be
     role, size = ("rhs", 64 * 64 * 2) if mode == "rows" else ("out", 64 * 64 * 2)
     config = dataclasses.replace(config_of(mode), **{f"{role}_listed": True})
     put = []
