@@ -56,6 +56,7 @@ class ListTables:
         """
         if self._held.get(capture) == lists:
             return
+        lists = dict(lists)  # the caller may change his own
         self._held[capture] = {}
         self.held = self.held if capture else {}
         storage = np.empty(self.nbytes + _ALIGNMENT, np.uint8)

@@ -12,10 +12,19 @@ from generators import UNALIGNED, Layout, ListOperand, Mode, make_problem, rando
 from test_triton_device import RAGGED, assert_near, config_of, library, run_plan, triton_dot
 
 import hipgroupgemm as hgg
+from hipgroupgemm.backends.triton import kernel_config
 
 __all__ = ["library"]
 pytestmark = [pytest.mark.usefixtures("library")]
 NON_CONTRACTING, CONTRACTING = Mode.NON_CONTRACTING, Mode.CONTRACTING
+
+
+@pytest.fixture(autouse=True)
+def maps(monkeypatch):
+    """With HIPGROUPGEMM_LIST_MAPS=1 the sm_90 kernels take lists as well, by tables of tensor maps."""
+    if os.environ.get("HIPGROUPGEMM_LIST_MAPS") == "1":
+        hgg.clear_plan_cache()
+        monkeypatch.setattr(kernel_config, "HOPPER_FEATURES", kernel_config.HOPPER_FEATURES | {"rhs_listed", "out_listed"})
 
 
 def problem_of(rng, mode, library, *, aligned=True, dtype="bfloat16", groups=5, **settings):
